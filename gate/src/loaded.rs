@@ -1,0 +1,162 @@
+//! The bytes that will run, hashed while they are copied into memory this process owns.
+//!
+//! A permit is bound to such a copy: what is on disk may change afterwards, the copy can't.
+
+use std::collections::BTreeMap;
+
+use crate::{Digest, DigestBuilder};
+
+/// Element type of a weight tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightElem {
+    /// IEEE 754 single precision, little endian.
+    F32,
+    /// IEEE 754 half precision, little endian.
+    F16,
+}
+
+/// One weight tensor, owned.
+#[derive(Debug)]
+pub struct WeightTensor {
+    elem: WeightElem,
+    shape: Vec<usize>,
+    /// u64 for its alignment: the bytes may be viewed as f32 or packed halves.
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl WeightTensor {
+    /// Element type.
+    pub fn elem(&self) -> WeightElem {
+        self.elem
+    }
+
+    /// Extent of each dimension, row-major.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The bytes, little endian, at an address that is a multiple of 8; their length is padded up to one too, with zeroes.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Length in bytes without the padding.
+    pub fn byte_len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A component, its shaders, its weights and its pair's manifest, as they will run.
+#[derive(Debug)]
+pub struct Loaded {
+    component: Vec<u8>,
+    shaders: Vec<(String, String)>,
+    weights: BTreeMap<String, WeightTensor>,
+    module: Digest,
+    pair: Digest,
+    artifact: Digest,
+}
+
+impl Loaded {
+    /// The Wasm component.
+    pub fn component(&self) -> &[u8] {
+        &self.component
+    }
+
+    /// The module's own shaders: (name, WGSL).
+    pub fn shaders(&self) -> &[(String, String)] {
+        &self.shaders
+    }
+
+    /// The weights by name.
+    pub fn weights(&self) -> &BTreeMap<String, WeightTensor> {
+        &self.weights
+    }
+
+    /// Digest of component and shaders.
+    pub fn module(&self) -> Digest {
+        self.module
+    }
+
+    /// Digest of the pair's manifest.
+    pub fn pair(&self) -> Digest {
+        self.pair
+    }
+
+    /// Digest of all of it: what evidence and permits are bound to.
+    pub fn artifact(&self) -> Digest {
+        self.artifact
+    }
+}
+
+/// Collects the parts of a [`Loaded`].
+#[derive(Debug)]
+pub struct Loader {
+    component: Vec<u8>,
+    shaders: Vec<(String, String)>,
+    weights: BTreeMap<String, WeightTensor>,
+    weight_digests: BTreeMap<String, Digest>,
+    pair: Digest,
+}
+
+impl Loader {
+    /// Starts with the component's bytes and the identity of the pair: the bytes of the manifest's part that fixes what
+    /// the mapper computes (models, settings, layouts), not its evidence, which in turn names the artifact.
+    pub fn new(component: Vec<u8>, pair_identity: &[u8]) -> Loader {
+        Loader {
+            component,
+            shaders: Vec::new(),
+            weights: BTreeMap::new(),
+            weight_digests: BTreeMap::new(),
+            pair: DigestBuilder::new("pair").field("identity", pair_identity).finish(),
+        }
+    }
+
+    /// Adds one of the module's own shaders.
+    pub fn shader(&mut self, name: &str, wgsl: &str) {
+        self.shaders.push((name.to_owned(), wgsl.to_owned()));
+    }
+
+    /// Copies a weight tensor in and hashes the copy; a second tensor of the same name replaces the first.
+    pub fn weight(&mut self, name: &str, elem: WeightElem, shape: &[usize], bytes: &[u8]) {
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
+            let mut raw = [0; 8];
+            raw[..chunk.len()].copy_from_slice(chunk);
+            *word = u64::from_ne_bytes(raw);
+        }
+        let mut digest = DigestBuilder::new("weight").field("elem", &[elem as u8]);
+        for extent in shape {
+            digest = digest.field("extent", &(*extent as u64).to_le_bytes());
+        }
+        // The copy is hashed, not what it was copied from.
+        let copy: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).take(bytes.len()).collect();
+        let digest = digest.field("bytes", &copy).finish();
+        let tensor = WeightTensor { elem, shape: shape.to_vec(), words, len: bytes.len() };
+        self.weight_digests.insert(name.to_owned(), digest);
+        self.weights.insert(name.to_owned(), tensor);
+    }
+
+    /// Closes the collection and computes its digests.
+    pub fn finish(self) -> Loaded {
+        let mut module = DigestBuilder::new("module").field("component", &self.component);
+        for (name, wgsl) in &self.shaders {
+            module = module.field("shader-name", name.as_bytes()).field("shader-wgsl", wgsl.as_bytes());
+        }
+        let module = module.finish();
+        let mut artifact =
+            DigestBuilder::new("artifact").field("module", module.as_bytes()).field("pair", self.pair.as_bytes());
+        for (name, digest) in &self.weight_digests {
+            artifact = artifact.field("weight-name", name.as_bytes()).field("weight", digest.as_bytes());
+        }
+        Loaded {
+            component: self.component,
+            shaders: self.shaders,
+            weights: self.weights,
+            module,
+            pair: self.pair,
+            artifact: artifact.finish(),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Buffers in, checked work, buffers out: on the CPU or through wgpu.

@@ -1,0 +1,2 @@
+//! kvmig
+fn main() {}

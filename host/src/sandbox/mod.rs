@@ -1,0 +1,3 @@
+//! Guests: wasmtime, the WIT contract, limits, recordings.
+
+pub mod recording;

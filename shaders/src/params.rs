@@ -1,0 +1,61 @@
+//! The kernels' parameter blocks: what a guest passes as bytes, little endian.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Parameters of `gather@1`. Strides and offsets are in elements.
+///
+/// Storage bindings: 0 source view (read, f32), 1 the source's RoPE table `[tokens, rope_dims / 2, 2]` (read), 2 panel
+/// (write) `[tokens, panel_row_stride]`, of which columns `0 .. kv_heads * head_dim` are written:
+/// `panel[t, h * head_dim + i] = unrotate(source[h * head_stride + t * row_stride + ..])[i]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct GatherParams {
+    /// Tokens of the chunk.
+    pub tokens: u32,
+    /// KV heads of the source.
+    pub kv_heads: u32,
+    /// Width of a source head.
+    pub head_dim: u32,
+    /// Rotated dimensions to strip, half-split; 0 copies (values).
+    pub rope_dims: u32,
+    /// Elements from one source head to the next.
+    pub head_stride: u32,
+    /// Elements from one source token to the next.
+    pub row_stride: u32,
+    /// Elements from one panel row to the next.
+    pub panel_row_stride: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of `affine@1`; followed in the same byte string by `blocks` little-endian u32: the element offset of each
+/// block's first row in the panel binding.
+///
+/// Storage bindings: 0 panel (read, f32), 1 weights `[blocks * block_width, kv_heads * head_dim]` (read; f32, or f16 two
+/// to a u32: the host knows which), 2 bias `[kv_heads * head_dim]` (read, f32), 3 the target's RoPE table
+/// `[tokens, rope_dims / 2, 2]` (read), 4 target view (write, f32).
+/// `out[h, t, :] = rotate(bias[h] + Σ_b Σ_j panel[offset_b + t * panel_row_stride + j] * weights[b * block_width + j, h])`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct AffineParams {
+    /// Tokens of the chunk.
+    pub tokens: u32,
+    /// Blocks (selected source layers).
+    pub blocks: u32,
+    /// Columns of a block, `n_kv_s * d_s`.
+    pub block_width: u32,
+    /// Elements from one panel row to the next.
+    pub panel_row_stride: u32,
+    /// KV heads of the target.
+    pub kv_heads: u32,
+    /// Width of a target head.
+    pub head_dim: u32,
+    /// Rotated dimensions of the target, half-split; 0 for values.
+    pub rope_dims: u32,
+    /// Elements from one target head to the next.
+    pub head_stride: u32,
+    /// Elements from one target token to the next.
+    pub row_stride: u32,
+    /// Zero.
+    pub reserved: u32,
+}
