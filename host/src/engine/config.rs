@@ -156,7 +156,11 @@ fn refuse_by_name(json: &JsonFile, architecture: Architecture) -> Result<(), Eng
         }
     }
     if json.get("quantization_config").is_some() {
-        return Err(json.unsupported("quantization_config", "a quantised checkpoint", "F32, F16 or BF16 weights, or GGUF"));
+        return Err(json.unsupported(
+            "quantization_config",
+            "a quantised checkpoint",
+            "F32, F16 or BF16 weights, or GGUF",
+        ));
     }
     match json.number("partial_rotary_factor")? {
         Some(factor) if factor != 1.0 => Err(json.unsupported("partial_rotary_factor", factor, "1")),
@@ -171,7 +175,8 @@ fn rope_from_hf(json: &JsonFile, head_dim: usize) -> Result<Rope, EngineError> {
         Some(theta) => theta,
         None => json.number("rope_theta")?.unwrap_or(10_000.0),
     };
-    let kind_field = ["rope_type", "type"].map(|key| format!("{group}.{key}")).into_iter().find(|f| json.get(f).is_some());
+    let kind_field =
+        ["rope_type", "type"].map(|key| format!("{group}.{key}")).into_iter().find(|f| json.get(f).is_some());
     let kind = match &kind_field {
         Some(field) => json.text(field)?,
         None => None,

@@ -27,7 +27,9 @@ pub enum EngineError {
         source: io::Error,
     },
     /// A file that ends too early.
-    #[error("{file}: {field}: the file ends at byte {found}, expected at least {expected}; it is truncated: fetch it again")]
+    #[error(
+        "{file}: {field}: the file ends at byte {found}, expected at least {expected}; it is truncated: fetch it again"
+    )]
     Truncated {
         /// The file.
         file: PathBuf,
@@ -51,7 +53,9 @@ pub enum EngineError {
         expected: String,
     },
     /// A feature that this engine refuses by name, because no parity test covers it.
-    #[error("{file}: {field}: {found} is not supported; expected {expected}. Use a model that has it, or one without this feature")]
+    #[error(
+        "{file}: {field}: {found} is not supported; expected {expected}. Use a model that has it, or one without this feature"
+    )]
     Unsupported {
         /// The file.
         file: PathBuf,
@@ -63,7 +67,9 @@ pub enum EngineError {
         expected: String,
     },
     /// A tensor that the architecture needs and the file lacks.
-    #[error("{file}: tensor `{tensor}` is missing; expected it with shape {expected:?}. The file is incomplete or of another architecture")]
+    #[error(
+        "{file}: tensor `{tensor}` is missing; expected it with shape {expected:?}. The file is incomplete or of another architecture"
+    )]
     MissingTensor {
         /// The file or folder.
         file: PathBuf,
@@ -73,7 +79,9 @@ pub enum EngineError {
         expected: Vec<usize>,
     },
     /// A tensor of another shape than the configuration says.
-    #[error("{file}: tensor `{tensor}`: found shape {found:?}, expected {expected:?}; weights and configuration are of different models")]
+    #[error(
+        "{file}: tensor `{tensor}`: found shape {found:?}, expected {expected:?}; weights and configuration are of different models"
+    )]
     Shape {
         /// The file.
         file: PathBuf,
@@ -85,7 +93,9 @@ pub enum EngineError {
         expected: Vec<usize>,
     },
     /// A weight that is NaN or infinite.
-    #[error("{file}: tensor `{tensor}`: found {found} at element {index}, expected finite numbers; the file is damaged: fetch it again")]
+    #[error(
+        "{file}: tensor `{tensor}`: found {found} at element {index}, expected finite numbers; the file is damaged: fetch it again"
+    )]
     NotFinite {
         /// The file.
         file: PathBuf,
@@ -105,7 +115,9 @@ pub enum EngineError {
         reason: String,
     },
     /// A token outside the vocabulary.
-    #[error("token {found} at place {index} is outside the vocabulary of {expected} tokens; was it made by another tokenizer?")]
+    #[error(
+        "token {found} at place {index} is outside the vocabulary of {expected} tokens; was it made by another tokenizer?"
+    )]
     TokenRange {
         /// The token.
         found: u32,
@@ -126,7 +138,9 @@ pub enum EngineError {
     #[error("the prompt is empty; expected at least one token")]
     EmptyPrompt,
     /// A cache that another model computed.
-    #[error("the cache belongs to model {found}, this is model {expected}; a cache of another model has to be migrated")]
+    #[error(
+        "the cache belongs to model {found}, this is model {expected}; a cache of another model has to be migrated"
+    )]
     ForeignCache {
         /// The cache's model.
         found: Digest,
