@@ -2,8 +2,9 @@
 //
 //   node prefill.mjs MODEL.gguf [--threads 2] [--runs 5] [--lengths 512,2048] [--batch 36] [--decode 32] [--json]
 //
-// Every prefill starts from an emptied sequence. Times are wall milliseconds around one call into llama.cpp; the load
-// average is printed beside them, because on a busy machine only ratios taken side by side mean something.
+// Every prefill starts from an emptied sequence. Times are milliseconds around one call into llama.cpp: of the wall clock,
+// and of CPU time summed over the threads. On a busy machine llama.cpp's threads wait for each other at barriers, so that
+// wall times there mean little; the CPU time of one thread (--threads 1) still does. The load average is printed.
 import {readFileSync} from "node:fs";
 import {basename} from "node:path";
 import {loadavg} from "node:os";
@@ -55,10 +56,10 @@ for (const length of lengths) {
 await fresh(() => sequence.evaluateWithoutGeneratingNewTokens(tokens(kept)));
 const short = [];
 for (let run = 0; run <= runs; run++) {
-    const ms = await timed(() => sequence.evaluateWithoutGeneratingNewTokens(tokens(batch, run + 1)));
+    const time = await timed(() => sequence.evaluateWithoutGeneratingNewTokens(tokens(batch, run + 1)));
     await sequence.eraseContextTokenRanges([{start: kept, end: sequence.nextTokenIndex}]);
     if (run > 0)
-        short.push(ms);
+        short.push(time);
 }
 rows.push(row(`batch ${batch} over ${kept}`, batch, short));
 
@@ -109,9 +110,10 @@ function tokens(n, seed = 1) {
 }
 
 async function timed(call) {
-    const start = performance.now();
+    const start = performance.now(), spent = process.cpuUsage();
     await call();
-    return performance.now() - start;
+    const wall = performance.now() - start, {user, system} = process.cpuUsage(spent);
+    return {wall, cpu: (user + system) / 1000};
 }
 
 async function fresh(call) {
@@ -119,13 +121,14 @@ async function fresh(call) {
     return timed(call);
 }
 
-function row(name, n, ms) {
-    const sorted = [...ms].sort((a, b) => a - b);
-    const median = (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
-    return {
-        name, tokens: n, runs: ms.length, ms: {median, min: sorted[0], max: sorted.at(-1)},
-        tokensPerSecond: {median: 1000 * n / median, best: 1000 * n / sorted[0]}
+function row(name, n, times) {
+    const of = (which) => {
+        const sorted = times.map((time) => time[which]).sort((a, b) => a - b);
+        const median = (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
+        return {median, min: sorted[0], max: sorted.at(-1)};
     };
+    const ms = of("wall"), cpuMs = of("cpu");
+    return {name, tokens: n, runs: times.length, ms, cpuMs, tokensPerSecond: {median: 1000 * n / ms.median, best: 1000 * n / ms.min}};
 }
 
 /** The one CPU library that ggml chose to load, e.g. `libggml-cpu-zen4.so`. */
@@ -143,10 +146,10 @@ function print({model, package: from, backend, system, threads, batchSize, flash
     console.log(`${model}  ${from}  ${backend}  threads ${threads}  batch ${batchSize}  flash attention ${flashAttention}`);
     console.log(system);
     console.log(`load average ${load.before.toFixed(2)} before, ${load.after.toFixed(2)} after`);
-    for (const {name, runs, ms, tokensPerSecond} of rows)
+    for (const {name, runs, ms, cpuMs, tokensPerSecond} of rows)
         console.log(
             `${name.padEnd(20)} n=${String(runs).padEnd(3)} median ${ms.median.toFixed(1).padStart(9)} ms ` +
-            `(${ms.min.toFixed(1)} … ${ms.max.toFixed(1)})  ${tokensPerSecond.median.toFixed(1).padStart(8)} tokens/s, ` +
-            `best ${tokensPerSecond.best.toFixed(1)}`
+            `(${ms.min.toFixed(1)} … ${ms.max.toFixed(1)}), CPU ${cpuMs.median.toFixed(1)} ms (${cpuMs.min.toFixed(1)} …), ` +
+            `${tokensPerSecond.median.toFixed(1)} tokens/s, best ${tokensPerSecond.best.toFixed(1)}`
         );
 }
