@@ -1,1 +1,3 @@
-//! Placeholder.
+//! What several suites, and the programs they start, have in common.
+
+pub mod gate;
