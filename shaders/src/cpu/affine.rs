@@ -54,13 +54,12 @@ pub fn affine(
     })
 }
 
+/// Two factors, panel and weights.
+type Term<'a> = (MatRef<'a, f32>, MatRef<'a, f32>);
+
 /// The products to sum: each block's panel and weights, blocks that are adjacent in the panel (and so in the weights, whose
 /// blocks always are) taken as one.
-fn terms<'a>(
-    call: &Affine,
-    panel: &'a [f32],
-    weights: &'a [f32],
-) -> Result<Vec<(MatRef<'a, f32>, MatRef<'a, f32>)>, CpuError> {
+fn terms<'a>(call: &Affine, panel: &'a [f32], weights: &'a [f32]) -> Result<Vec<Term<'a>>, CpuError> {
     let p = call.params();
     let (tokens, width, block) = (p.tokens as usize, call.width() as usize, p.block_width as usize);
     let stride = p.panel_row_stride as usize;
