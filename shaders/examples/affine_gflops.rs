@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     seconds.sort_by(f64::total_cmp);
     println!(
         "affine@1 [{tokens} x 1024] x [1024 x 256], {} threads: best {:.1}, median {:.1} GFLOP/s",
-        std::thread::available_parallelism()?,
+        rayon::current_num_threads(),
         flops / seconds[0] / 1e9,
         flops / seconds[seconds.len() / 2] / 1e9
     );
