@@ -1,0 +1,15 @@
+//! What wasmtime generates from `mapper.wit`.
+
+#![expect(missing_docs, unreachable_pub, reason = "generated from mapper.wit, which is where the documentation is")]
+
+wasmtime::component::bindgen!({
+    path: "../mappers/wit",
+    world: "module",
+    imports: { default: trappable },
+    with: {
+        "kvmig:mapper/gpu.buffer": super::guest::BufferHandle,
+        "kvmig:mapper/gpu.pipeline": super::guest::PipelineHandle,
+    },
+});
+
+pub(super) use kvmig::mapper::{gpu, types};
