@@ -1,31 +1,30 @@
-//! Greedy decoding as a stream of text.
+//! Decoding as a stream of text.
 
-use crate::engine::{Model, StreamDecoder, greedy};
+use crate::engine::{EngineError, Model, Sampler, Sampling, TextStream};
 
 /// Picks tokens and turns them into text, holding back bytes that are not yet whole characters.
 pub(super) struct Answer<'m> {
     model: &'m Model,
-    decoder: StreamDecoder<'m>,
+    sampler: Sampler,
+    stream: TextStream,
 }
 
 impl<'m> Answer<'m> {
-    pub(super) fn new(model: &'m Model) -> Answer<'m> {
-        Answer { model, decoder: model.tokenizer().stream() }
+    pub(super) fn new(model: &'m Model, sampling: Sampling) -> Answer<'m> {
+        Answer { model, sampler: Sampler::new(sampling), stream: model.tokenizer().stream() }
     }
 
-    /// The next token, or `None` where the text ends.
-    pub(super) fn next(&self, logits: &[f32]) -> Option<u32> {
-        let token = greedy(logits);
-        (!self.model.is_eos(token)).then_some(token)
-    }
-
-    /// What `token` adds to the text.
-    pub(super) fn text(&mut self, token: u32) -> Option<String> {
-        self.decoder.push(token)
+    /// The next token and what it adds to the text, or `None` where the text ends.
+    pub(super) fn next(&mut self, logits: &[f32]) -> Result<Option<(u32, String)>, EngineError> {
+        let token = self.sampler.next(logits);
+        if self.model.is_eos(token) {
+            return Ok(None);
+        }
+        Ok(Some((token, self.stream.push(token)?)))
     }
 
     /// What was held back at the end.
-    pub(super) fn rest(&mut self) -> Option<String> {
-        self.decoder.finish()
+    pub(super) fn rest(self) -> Result<String, EngineError> {
+        self.stream.finish()
     }
 }
