@@ -1,7 +1,5 @@
 //! What wasmtime generates from `mapper.wit`.
 
-#![expect(missing_docs, unreachable_pub, reason = "generated from mapper.wit, which is where the documentation is")]
-
 wasmtime::component::bindgen!({
     path: "../mappers/wit",
     world: "module",

@@ -61,7 +61,9 @@ pub enum Fault {
         expected: Vec<u32>,
     },
     /// A range that isn't in its buffer.
-    #[error("step {step}, binding {index}: found bytes {offset} .. {offset} + {size}, expected a range in 0 .. {buffer_size}")]
+    #[error(
+        "step {step}, binding {index}: found bytes {offset} .. {offset} + {size}, expected a range in 0 .. {buffer_size}"
+    )]
     Range {
         /// The step.
         step: u32,

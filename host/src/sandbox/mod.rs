@@ -9,6 +9,7 @@
 //! instance for every call.
 
 mod bindings;
+pub mod bundled;
 mod engine;
 mod error;
 mod fault;

@@ -142,7 +142,11 @@ impl WorkPlan {
         Ok(())
     }
 
-    pub(super) fn check(plan: types::WorkPlan, kinds: &[String], limits: &SandboxLimits) -> Result<WorkPlan, PlanError> {
+    pub(super) fn check(
+        plan: types::WorkPlan,
+        kinds: &[String],
+        limits: &SandboxLimits,
+    ) -> Result<WorkPlan, PlanError> {
         if !kinds.contains(&plan.kind) {
             return Err(PlanError::Kind { found: one_line(&plan.kind), expected: kinds.to_vec() });
         }

@@ -3,7 +3,7 @@
 use crate::cache::{CacheLayout, Elem};
 
 /// Shape of one model's cache, in the contract's integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// Layers.
     pub layers: u32,
@@ -18,7 +18,7 @@ pub struct CacheShape {
 }
 
 /// Shapes of source and target: each number within what any model has, so that products of them fit 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairShape {
     source: CacheShape,
     target: CacheShape,
