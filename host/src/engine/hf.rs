@@ -126,7 +126,11 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, EngineError> {
     Ok(files)
 }
 
-fn read_file(file: &Path, what: &'static str, mend: &str) -> Result<(PathBuf, Cow<'static, [u8]>), EngineError> {
+pub(super) fn read_file(
+    file: &Path,
+    what: &'static str,
+    mend: &str,
+) -> Result<(PathBuf, Cow<'static, [u8]>), EngineError> {
     match fs::read(file) {
         Ok(bytes) => Ok((file.to_owned(), bytes.into())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

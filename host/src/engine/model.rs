@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use kvmig_gate::Digest;
+use kvmig_gate::{Digest, DigestBuilder};
 use rayon::ThreadPool;
 
 use crate::cache::{CacheLayout, Elem};
 
 use super::{
-    EngineError, LoadOptions, ModelConfig, ModelSource, Tokenizer, config, hf::Folder, json::JsonFile, tokenizer,
+    EngineError, LoadOptions, ModelConfig, ModelSource, Tokenizer, config,
+    gguf::{self, Gguf},
+    hf::{Folder, read_file},
+    json::JsonFile,
+    tokenizer,
     weights::Weights,
 };
 
@@ -121,13 +125,19 @@ fn from_folder(path: &Path, folder: &Folder, options: LoadOptions) -> Result<Mod
     Ok(assemble(path, config, digest, tokenizer?, weights?))
 }
 
-fn from_gguf(path: &Path, _: LoadOptions) -> Result<Model, EngineError> {
-    Err(EngineError::Unsupported {
-        file: path.to_owned(),
-        field: "file".into(),
-        found: "a file".into(),
-        expected: "a Hugging Face folder".into(),
-    })
+fn from_gguf(path: &Path, options: LoadOptions) -> Result<Model, EngineError> {
+    let (_, bytes) = read_file(path, "the model", "")?;
+    let gguf = Gguf::parse(path, &bytes)?;
+    let factors = gguf::Tensors::new(&gguf, &bytes, None).rope_factors()?;
+    let config = gguf::read_config(&gguf, factors.as_deref())?;
+    let tensors = gguf::Tensors::new(&gguf, &bytes, Some(&config));
+    let weights = || Weights::load(&tensors, &config, options.precision);
+    let digest = || DigestBuilder::new("gguf-model").field("file", &bytes).finish();
+    let ((weights, digest), tokenizer) =
+        rayon::join(|| rayon::join(weights, digest), || tokenizer::from_gguf(&gguf, &config));
+    let tokenizer = tokenizer?;
+    let weights = weights?;
+    Ok(assemble(path, config, digest, tokenizer, weights))
 }
 
 fn assemble(path: &Path, config: ModelConfig, digest: Digest, tokenizer: Tokenizer, weights: Weights) -> Model {
