@@ -1,6 +1,6 @@
 //! Matrix products of the fit: views whose shapes this module's callers own, so that a mismatch is a fault of theirs.
 
-use kvmig_gemm::{Element, MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{GemmError, Element, MatMut, MatRef, Threads, matmul};
 
 /// A matrix inside a slice, strides in elements.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +36,13 @@ pub(super) fn multiply<T: Element>(
     left: View<'_, T>,
     right: View<'_, T>,
 ) {
-    let view = |v: View<'_, T>| {
-        MatRef::new(v.data, v.rows, v.cols, v.row_stride, v.col_stride).map(|m| (m, v.rows, v.cols))
-    };
-    let product = view(left).and_then(|(l, rows, _)| {
-        let (r, _, cols) = view(right)?;
-        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, l, r, Threads::All)
+    let (rows, cols) = (left.rows, right.cols);
+    let product = matrix(left).and_then(|left| {
+        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, left, matrix(right)?, Threads::All)
     });
     product.expect("the fit's own shapes match");
+}
+
+fn matrix<T: Element>(view: View<'_, T>) -> Result<MatRef<'_, T>, GemmError> {
+    MatRef::new(view.data, view.rows, view.cols, view.row_stride, view.col_stride)
 }
