@@ -41,9 +41,7 @@ impl FromStr for DeviceChoice {
             "cpu" => Ok(DeviceChoice::Cpu),
             "gpu" => Ok(DeviceChoice::Gpu),
             _ => match name.strip_prefix("gpu:") {
-                Some(index) => {
-                    index.parse().map(DeviceChoice::Index).map_err(|_| ParseDeviceChoiceError(s.to_owned()))
-                }
+                Some(index) => index.parse().map(DeviceChoice::Index).map_err(|_| ParseDeviceChoiceError(s.to_owned())),
                 None => Ok(DeviceChoice::Named(name)),
             },
         }

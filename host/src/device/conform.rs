@@ -3,10 +3,7 @@
 //! A case goes the whole way of a job: weights loaded, source staged or used in place, recordings replayed in chunks with
 //! a remainder, outputs poisoned, scanned and installed. Its recordings are those of a ridge mapper, made by the host.
 
-use std::{
-    fmt,
-    sync::Arc,
-};
+use std::{fmt, sync::Arc};
 
 use half::f16;
 use kvmig_gate::{Loaded, Loader, WeightElem};
@@ -17,7 +14,7 @@ use kvmig_shaders::{
 };
 use serde::Serialize;
 
-use super::{Device, DeviceError, Job, Pacing, ViewStrides, reference};
+use super::{Device, DeviceError, Job, Pacing, ResidentWeights, ViewStrides, reference};
 use crate::{
     cache::{CacheLayout, Elem, KvPlanes, Pairing, Rope, RopeScaling},
     sandbox::recording::{Binding, BufferId, Recording, Step},
@@ -287,6 +284,17 @@ impl Numbers {
 impl Fixture {
     /// Makes the data of a case with weights of one type.
     pub fn new(case: &Case, weights: WeightElem) -> Fixture {
+        Fixture::build(case, weights, Loader::new(Vec::new(), b"conform"))
+    }
+
+    /// The same with a shader of the module's own in the artifact.
+    pub fn with_shader(case: &Case, weights: WeightElem, name: &str, wgsl: &str) -> Fixture {
+        let mut loader = Loader::new(Vec::new(), b"conform");
+        loader.shader(name, wgsl);
+        Fixture::build(case, weights, loader)
+    }
+
+    fn build(case: &Case, weights: WeightElem, mut loader: Loader) -> Fixture {
         let mut numbers = Numbers(case.tokens as u64 + 1000 * case.k as u64);
         let layout = case.source.layout(10_000.0, case.cache);
         let capacity = case.first + case.tokens + 2;
@@ -296,16 +304,13 @@ impl Fixture {
                 plane.write(0, &numbers.take(case.source.width() * capacity, 2.0));
             }
         }
-        let mut loader = Loader::new(Vec::new(), b"conform");
         let depth = case.k * case.source.width();
         let width = case.target.width();
         let mut maps = Vec::new();
         for plane in 0..2 * case.target.layers {
             let layers: Vec<usize> = (0..case.k).map(|b| (plane / 2 + b) % case.source.layers).collect();
             let (matrix, bias) = match case.weights {
-                Weights::Random => {
-                    (numbers.take(depth * width, 1.0 / (depth as f32).sqrt()), numbers.take(width, 0.5))
-                }
+                Weights::Random => (numbers.take(depth * width, 1.0 / (depth as f32).sqrt()), numbers.take(width, 0.5)),
                 Weights::Identity => {
                     let one = |i: usize| if i / width == i % width { 1.0 } else { 0.0 };
                     ((0..depth * width).map(one).collect(), vec![0.0; width])
@@ -336,6 +341,15 @@ impl Fixture {
         &self.loaded
     }
 
+    /// Puts a value into the first mapped slot of every source plane.
+    pub fn plant(&mut self, value: f32) {
+        let at = self.source.offset(0, self.case.first);
+        for layer in self.source.layers_mut() {
+            layer.k.write(at, &[value]);
+            layer.v.write(at, &[value]);
+        }
+    }
+
     /// Zeroed target planes.
     pub fn target(&self) -> KvPlanes {
         let layout = self.case.target.layout(1_000_000.0, self.case.cache);
@@ -360,7 +374,20 @@ impl Fixture {
         pacing: Pacing,
         change: impl Fn(Recording) -> Recording,
     ) -> Result<KvPlanes, DeviceError> {
-        let weights = device.load_weights(&self.loaded)?;
+        self.map_on(device, &device.load_weights(&self.loaded)?, pacing, change)
+    }
+
+    /// The same with weights that are resident already.
+    ///
+    /// # Errors
+    /// What [`Device::execute`] fails with.
+    pub fn map_on(
+        &self,
+        device: &Device,
+        weights: &ResidentWeights,
+        pacing: Pacing,
+        change: impl Fn(Recording) -> Recording,
+    ) -> Result<KvPlanes, DeviceError> {
         let mut target = self.target();
         let record = |tokens: usize| -> Result<Recording, DeviceError> {
             let source = device.view_strides(&self.source, tokens as u32)?;
@@ -373,7 +400,7 @@ impl Fixture {
         device.execute(Job {
             full: &full,
             rest: rest.as_ref(),
-            weights: &weights,
+            weights,
             source: &self.source,
             target: &mut target,
             slots: self.case.first..self.case.first + self.case.tokens,

@@ -18,7 +18,9 @@ pub enum DeviceError {
         mend: String,
     },
     /// The adapter is there, but gives no device.
-    #[error("{device}: the driver refused to open the adapter: {reason}. Update the driver, or choose another --device")]
+    #[error(
+        "{device}: the driver refused to open the adapter: {reason}. Update the driver, or choose another --device"
+    )]
     Open {
         /// The adapter.
         device: String,

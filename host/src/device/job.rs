@@ -142,18 +142,30 @@ impl<'a> Job<'a> {
         let wrong = |field, found: String, expected: String| Err(DeviceError::Job { field, found, expected });
         let tokens = self.slots.len();
         if self.positions.len() != tokens {
-            return wrong("positions", format!("{} long", self.positions.len()), format!("one for each of {tokens} slots"));
+            return wrong(
+                "positions",
+                format!("{} long", self.positions.len()),
+                format!("one for each of {tokens} slots"),
+            );
         }
         for (slots, rope, planes) in [
             ("slots of the source", "the source's RoPE", self.source),
             ("slots of the target", "the target's RoPE", &*self.target),
         ] {
             if self.slots.end > planes.capacity() {
-                return wrong(slots, format!("{:?}", self.slots), format!("within its capacity of {}", planes.capacity()));
+                return wrong(
+                    slots,
+                    format!("{:?}", self.slots),
+                    format!("within its capacity of {}", planes.capacity()),
+                );
             }
             let layout = planes.layout();
             if layout.rope.pairing != Pairing::HalfSplit {
-                return wrong(rope, "in adjacent pairs".into(), "half-split: convert the cache when it is imported".into());
+                return wrong(
+                    rope,
+                    "in adjacent pairs".into(),
+                    "half-split: convert the cache when it is imported".into(),
+                );
             }
             if layout.rope.dims % 2 != 0 || layout.rope.dims > layout.head_dim {
                 let expected = format!("an even number of the head's {} dimensions", layout.head_dim);
@@ -170,7 +182,9 @@ impl<'a> Job<'a> {
         let mut chunks: Vec<_> = (0..whole).map(full).collect();
         if left > 0 {
             match self.rest.map(|rest| rest.tokens as usize) {
-                Some(rest) if rest == left => chunks.push(Chunk { rest: true, slots: self.slots.end - left..self.slots.end }),
+                Some(rest) if rest == left => {
+                    chunks.push(Chunk { rest: true, slots: self.slots.end - left..self.slots.end })
+                }
                 Some(rest) => return wrong("tokens of the remainder's recording", rest.to_string(), left.to_string()),
                 None => return wrong("the remainder's recording", "absent".into(), format!("one of {left} tokens")),
             }

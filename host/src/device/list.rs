@@ -171,9 +171,7 @@ pub(super) fn mend(choice: &DeviceChoice) -> String {
         _ => "",
     };
     match name {
-        "lavapipe" => format!(
-            "Debian and Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1.{driver_files}"
-        ),
+        "lavapipe" => format!("Debian and Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1.{driver_files}"),
         "swiftshader" => format!(
             "Debian: .ci/install-drivers FOLDER extracts it from the chromium package and prints the VK_DRIVER_FILES line \
              to export.{driver_files}"

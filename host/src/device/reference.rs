@@ -33,7 +33,12 @@ impl Plane<'_> {
             let row = self.row(token, tolerance);
             let plain: Vec<Expected> = (0..width).map(|column| self.product(&row, column, tolerance)).collect();
             for head in 0..heads {
-                let turned = rotate(&plain[head * d..(head + 1) * d], table_row(self.target_rope, self.tokens, token), 1.0, tolerance);
+                let turned = rotate(
+                    &plain[head * d..(head + 1) * d],
+                    table_row(self.target_rope, self.tokens, token),
+                    1.0,
+                    tolerance,
+                );
                 let at = (head * self.tokens + token) * d;
                 elements[at..at + d].copy_from_slice(&turned);
             }
@@ -48,8 +53,7 @@ impl Plane<'_> {
         for source in &self.sources {
             for head in 0..heads {
                 let at = (head * self.tokens + token) * d;
-                let exact: Vec<Expected> =
-                    source[at..at + d].iter().map(|&x| tolerance.copied(f64::from(x))).collect();
+                let exact: Vec<Expected> = source[at..at + d].iter().map(|&x| tolerance.copied(f64::from(x))).collect();
                 row.extend(rotate(&exact, table_row(self.source_rope, self.tokens, token), -1.0, tolerance));
             }
         }

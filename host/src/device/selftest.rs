@@ -73,7 +73,9 @@ fn refuse(device: &Device, verdict: Verdict) -> Result<SelfTest, DeviceError> {
 fn test(device: &Device) -> Result<Verdict, DeviceError> {
     let begin = Instant::now();
     let mut passed = SelfTest { error: 0.0, bound: 0.0, ms: 0.0 };
-    for (weights, case) in [(WeightElem::F32, "mapping with f32 weights"), (WeightElem::F16, "mapping with f16 weights")] {
+    for (weights, case) in
+        [(WeightElem::F32, "mapping with f32 weights"), (WeightElem::F16, "mapping with f16 weights")]
+    {
         let outcome = conform::run(&conform::SELF_TEST, weights, device, Pacing::default())?;
         match judge(case, &outcome.comparison) {
             Ok((error, bound)) if error >= passed.error => passed = SelfTest { error, bound, ms: 0.0 },

@@ -1,10 +1,6 @@
 //! An artifact's weights where its device wants them.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    sync::Arc,
-};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use half::f16;
 use kvmig_gate::{Digest, Loaded, WeightElem, WeightTensor};

@@ -2,12 +2,9 @@
 
 use std::sync::OnceLock;
 
-use serde::Serialize;
-
 /// Hardware, or which program pretends to be one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AdapterKind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AdapterKind {
     /// A GPU.
     Hardware,
     /// Mesa's Vulkan on the CPU.
@@ -43,7 +40,7 @@ impl AdapterKind {
     }
 
     /// The name that `--device` takes for a software driver.
-    pub fn software_name(self) -> Option<&'static str> {
+    pub(crate) fn software_name(self) -> Option<&'static str> {
         match self {
             AdapterKind::Hardware | AdapterKind::Software => None,
             AdapterKind::Lavapipe => Some("lavapipe"),

@@ -44,7 +44,12 @@ pub(super) fn create(
             mend: "Let the module ask for fewer tokens per chunk",
         });
     }
-    Ok(context.device.create_buffer(&wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false }))
+    Ok(context.device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size,
+        usage,
+        mapped_at_creation: false,
+    }))
 }
 
 /// Bytes of a buffer.
@@ -124,7 +129,8 @@ impl JobBuffers {
         let count = recordings.iter().map(|recording| recording.scratch.len()).max().unwrap_or(0);
         let scratch = (0..count)
             .map(|i| {
-                let bytes = recordings.iter().filter_map(|recording| recording.scratch.get(i)).max().copied().unwrap_or(0);
+                let bytes =
+                    recordings.iter().filter_map(|recording| recording.scratch.get(i)).max().copied().unwrap_or(0);
                 storage(context, &format!("scratch {i}"), bytes)
             })
             .collect::<Result<_, _>>()?;

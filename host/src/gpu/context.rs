@@ -1,7 +1,6 @@
 //! An open device: its queue, its faults, and waits that end.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };

@@ -191,12 +191,10 @@ impl Places<'_> {
             }
             BufferId::Weights(index) => {
                 let name = self.recording.weights.get(index as usize)?;
-                self.job.weights.on_gpu()?.get(name).map(|tensor| (&tensor.buffer, 0))
+                self.job.weights.on_gpu()?.get(name).map(|buffer| (buffer, 0))
             }
             BufferId::Scratch(index) => self.held.scratch.get(index as usize).map(|buffer| (buffer, 0)),
-            BufferId::Params(index) => {
-                self.params.get(index as usize).map(|region| (self.constants, region.offset))
-            }
+            BufferId::Params(index) => self.params.get(index as usize).map(|region| (self.constants, region.offset)),
         }
     }
 }
@@ -204,7 +202,10 @@ impl Places<'_> {
 pub(super) fn entry(binding: u32, buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindGroupEntry<'_> {
     // A binding of nothing was refused before; `new` of 0 means the rest of the buffer.
     let size = wgpu::BufferSize::new(bytes);
-    wgpu::BindGroupEntry { binding, resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size }) }
+    wgpu::BindGroupEntry {
+        binding,
+        resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size }),
+    }
 }
 
 /// The check of a recording against what this adapter binds.

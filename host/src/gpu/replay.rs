@@ -142,7 +142,15 @@ impl Replay {
         };
         let Ready { prepared, scan } = ready;
         report.uploaded_bytes += prepared.inputs.bytes;
-        upload(context, job, &self.held, &prepared.inputs, &slots, [&self.source_rope, &self.target_rope], &mut self.widened);
+        upload(
+            context,
+            job,
+            &self.held,
+            &prepared.inputs,
+            &slots,
+            [&self.source_rope, &self.target_rope],
+            &mut self.widened,
+        );
 
         let recording = if rest { job.rest.unwrap_or(job.full) } else { job.full };
         let view = 4 * slots.len() as u64 * job.target.layout().width() as u64;
@@ -172,7 +180,8 @@ impl Replay {
 
         let mapped = Arc::new(Mutex::new(None));
         let sink = Arc::clone(&mapped);
-        readback.map_async(wgpu::MapMode::Read, 0..counts + self.scan.bytes(), move |result| *lock(&sink) = Some(result));
+        readback
+            .map_async(wgpu::MapMode::Read, 0..counts + self.scan.bytes(), move |result| *lock(&sink) = Some(result));
         report.chunks += 1;
         report.flops += flops;
         report.dispatches += prepared.dispatches.len() as u64;

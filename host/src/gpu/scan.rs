@@ -63,8 +63,7 @@ impl Scan {
         context.queue.write_buffer(&blocks, 0, &block);
         context.queue.write_buffer(&blocks, STEP, &control_block);
         let bytes = block.len() as u64;
-        let scans =
-            held.outputs.iter().map(|held| (&held.buffer, &output, 0)).chain([(&self.planted, &control, STEP)]);
+        let scans = held.outputs.iter().map(|held| (&held.buffer, &output, 0)).chain([(&self.planted, &control, STEP)]);
         let mut dispatches = Vec::new();
         for (i, (buffer, (call, words), block)) in scans.enumerate() {
             let group = context.device.create_bind_group(&wgpu::BindGroupDescriptor {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kvmig_gate::{Loaded, WeightElem};
+use kvmig_gate::Loaded;
 
 use super::{Context, buffers};
 use crate::device::DeviceError;
@@ -17,16 +17,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct GpuWeights {
     context: Arc<Context>,
-    tensors: BTreeMap<String, GpuTensor>,
-}
-
-/// One tensor, in the artifact's own bytes.
-#[derive(Debug)]
-pub(super) struct GpuTensor {
-    pub(super) elem: WeightElem,
-    pub(super) buffer: wgpu::Buffer,
-    /// Without the padding.
-    pub(super) bytes: u64,
+    /// In the artifact's own bytes.
+    tensors: BTreeMap<String, wgpu::Buffer>,
 }
 
 impl GpuWeights {
@@ -47,8 +39,7 @@ impl GpuWeights {
                         pending = 0;
                     }
                 }
-                let bytes = tensor.byte_len() as u64;
-                tensors.insert(name.clone(), GpuTensor { elem: tensor.elem(), buffer, bytes });
+                tensors.insert(name.clone(), buffer);
             }
             context.wait(stage, &context.queue.submit([]), DEADLINE)?;
             Ok(tensors)
@@ -62,7 +53,7 @@ impl GpuWeights {
     }
 
     /// One tensor.
-    pub(super) fn get(&self, name: &str) -> Option<&GpuTensor> {
+    pub(super) fn get(&self, name: &str) -> Option<&wgpu::Buffer> {
         self.tensors.get(name)
     }
 }

@@ -195,7 +195,7 @@ fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, 
 }
 
 /// What the gate is told of a native cache.
-pub(crate) fn facts(cache: &KvCache) -> CacheFacts {
+pub fn facts(cache: &KvCache) -> CacheFacts {
     let digest = kvmig_gate::DigestBuilder::new("cache")
         .field("model", cache.model().as_bytes())
         .field("tokens", bytemuck::cast_slice(cache.tokens()))
@@ -214,7 +214,8 @@ fn migrate<'m>(
 ) -> Result<Reached<'m>, HandoffError> {
     let job = execute::Job {
         cache,
-        target: setup.target,
+        layout: setup.target.layout(),
+        target: setup.target.digest(),
         head: setup.pair.head(),
         tail: setup.pair.tail(),
         room: ask.generate + 1,

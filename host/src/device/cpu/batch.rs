@@ -68,7 +68,9 @@ impl<'a> Plan<'a> {
         let mut steps = Vec::with_capacity(recording.steps.len());
         for (index, (step, call)) in recording.steps.iter().zip(checked.calls).enumerate() {
             match (step, call) {
-                (Step::Kernel { bindings, .. }, Some(call)) => steps.push(CpuStep::new(job, recording, bindings, call)?),
+                (Step::Kernel { bindings, .. }, Some(call)) => {
+                    steps.push(CpuStep::new(job, recording, bindings, call)?)
+                }
                 // Every kernel's step has its call: `check` made them together.
                 (Step::Kernel { .. }, None) => {}
                 (Step::Dispatch { pipeline, .. }, _) => {
@@ -122,22 +124,16 @@ impl<'a> Plan<'a> {
                 None => shared.push(Some(&**buffer)),
             }
         }
-        let (source, source_rope, target_rope) = (&buffers.source, buffers.source_rope, buffers.target_rope);
-        let read = |place: &Place<'_>| -> &[f32] {
-            let room = match place.room {
-                Room::Source(view) => source[view],
-                Room::SourceRope => source_rope,
-                Room::TargetRope => target_rope,
-                Room::Weights(weights) => weights,
-                Room::Params(index) => &self.params[index],
-                // A batch reads nothing that it writes.
-                Room::Mutable(room) => shared[room].unwrap_or_default(),
-            };
-            &room[place.range.clone()]
+        let rooms = Rooms {
+            source: &buffers.source,
+            source_rope: buffers.source_rope,
+            target_rope: buffers.target_rope,
+            params: &self.params,
+            shared: &shared,
         };
         outputs.into_par_iter().with_max_len(1).try_for_each(|(index, output)| {
             let step = &self.steps[index];
-            let input = |i: usize| read(&step.inputs[i]);
+            let input = |i: usize| rooms.read(&step.inputs[i]);
             let done = match &step.call {
                 Checked::Gather(call) => cpu::gather(call, input(0), input(1), output),
                 Checked::Affine(call) => cpu::affine(call, input(0), input(1), input(2), input(3), output),
@@ -146,6 +142,32 @@ impl<'a> Plan<'a> {
             };
             done.map_err(|error| DeviceError::Mirror { step: index, error })
         })
+    }
+}
+
+/// What a batch reads.
+#[derive(Clone, Copy)]
+struct Rooms<'r> {
+    source: &'r [&'r [f32]],
+    source_rope: &'r [f32],
+    target_rope: &'r [f32],
+    params: &'r [Vec<f32>],
+    /// The mutable buffers that the batch does not write.
+    shared: &'r [Option<&'r [f32]>],
+}
+
+impl<'r> Rooms<'r> {
+    fn read(self, place: &'r Place<'_>) -> &'r [f32] {
+        let room = match place.room {
+            Room::Source(view) => self.source[view],
+            Room::SourceRope => self.source_rope,
+            Room::TargetRope => self.target_rope,
+            Room::Weights(weights) => weights,
+            Room::Params(index) => &self.params[index],
+            // A batch reads nothing that it writes.
+            Room::Mutable(room) => self.shared[room].unwrap_or_default(),
+        };
+        &room[place.range.clone()]
     }
 }
 

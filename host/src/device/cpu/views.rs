@@ -6,7 +6,7 @@ use kvmig_shaders::{check::Checked, cpu, params::POISON};
 use rayon::prelude::*;
 
 use super::super::{
-    BufferName, DeviceError, Job, ResidentWeights, ViewStrides,
+    BufferName, DeviceError, Job, ViewStrides,
     check::{Extents, bindings, rope_bytes, scan_call},
 };
 use crate::{
@@ -31,7 +31,6 @@ pub(super) struct Buffers<'b> {
     pub(super) source: Vec<&'b [f32]>,
     pub(super) source_rope: &'b [f32],
     pub(super) target_rope: &'b [f32],
-    pub(super) weights: &'b ResidentWeights,
     /// Target views, `[2 * layer + value]`, then the scratch buffers.
     pub(super) mutable: Vec<&'b mut [f32]>,
 }
@@ -183,7 +182,7 @@ impl Views {
             }
         };
         mutable.extend(self.scratch.iter_mut().map(Vec::as_mut_slice));
-        work(Buffers { source, source_rope, target_rope, weights: job.weights, mutable })
+        work(Buffers { source, source_rope, target_rope, mutable })
     }
 
     /// Looks for poison, NaN and infinities in every element of the outputs.

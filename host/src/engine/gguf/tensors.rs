@@ -22,6 +22,8 @@ pub(in crate::engine) struct Tensors<'a> {
     bytes: &'a [u8],
     /// Width of one head, for the architectures whose query and key rows are permuted.
     permuted: Option<usize>,
+    /// Whether the embedding is the LM head too.
+    tied: bool,
 }
 
 impl<'a> Tensors<'a> {
@@ -30,7 +32,7 @@ impl<'a> Tensors<'a> {
         // llama.cpp rotates adjacent dimensions of llama models, and its converter permutes the rows to match; Qwen's are
         // half-split as they came.
         let permuted = config.filter(|c| c.architecture == Architecture::Llama).map(|c| c.head_dim);
-        Tensors { gguf, bytes, permuted }
+        Tensors { gguf, bytes, permuted, tied: config.is_some_and(|c| c.tied) }
     }
 
     /// Divisors of the RoPE frequencies, where the file has them.
@@ -143,6 +145,17 @@ impl<'a> Tensors<'a> {
     }
 }
 
+fn is_float(kind: GgmlDType) -> bool {
+    matches!(kind, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16)
+}
+
+/// Whether the tensor library multiplies this type and shape with the processor's 8-bit instructions. Its other quantised
+/// products take several times as long as single precision does.
+fn has_kernel(kind: GgmlDType, outputs: usize, inputs: usize) -> bool {
+    let shape = outputs.is_multiple_of(16) && inputs.is_multiple_of(256);
+    shape && matches!(kind, GgmlDType::Q4K | GgmlDType::Q6K | GgmlDType::Q8_0)
+}
+
 fn quantised(kind: GgmlDType, shape: &[usize], bytes: &[u8]) -> Result<QTensor, EngineError> {
     // A copy: a tensor starts anywhere in the file, and candle asks for the block's alignment.
     let storage = QStorage::from_data(Cow::Owned(bytes.to_vec()), &Device::Cpu, kind)?;
@@ -184,12 +197,14 @@ impl TensorFiles for Tensors<'_> {
     fn matrix(&self, part: Part, outputs: usize, inputs: usize, precision: Precision) -> Result<Matrix, EngineError> {
         let (name, kind, bytes) = self.find(part, &[outputs, inputs])?;
         let bytes = self.half_split(part, outputs, bytes);
-        let float = matches!(kind, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
-        let numbers = if float || precision == Precision::Dequantised {
-            Numbers::Dense(self.dequantise(&name, kind, &[outputs, inputs], &bytes)?)
-        } else {
+        // A table that is only looked up in stays as small as it came, whatever its type.
+        let looked_up = part == Part::Embedding && !self.tied && !is_float(kind);
+        let multiplied = precision == Precision::Quantised && has_kernel(kind, outputs, inputs);
+        let numbers = if looked_up || multiplied {
             self.check_scales(&name, kind, &bytes)?;
             Numbers::Quantised(QMatMul::from_qtensor(quantised(kind, &[outputs, inputs], &bytes)?)?)
+        } else {
+            Numbers::Dense(self.dequantise(&name, kind, &[outputs, inputs], &bytes)?)
         };
         Ok(Matrix { outputs, inputs, numbers })
     }
