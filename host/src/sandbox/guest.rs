@@ -12,7 +12,8 @@ use super::{
     words::one_line,
 };
 
-pub(super) use super::recorder::{BufferHandle, PipelineHandle};
+#[expect(unreachable_pub, reason = "the generated bindings re-export it, which asks for `pub`")]
+pub use super::recorder::{BufferHandle, PipelineHandle};
 
 /// What a store holds during one call.
 pub(super) struct Guest {

@@ -16,12 +16,14 @@ use super::{
 };
 use memory::Memory;
 pub(super) use memory::check_view;
-pub(super) use own::PipelineHandle;
+#[expect(unreachable_pub, reason = "the generated bindings re-export it, which asks for `pub`")]
+pub use own::PipelineHandle;
 pub(super) use ranges::Range;
 
 /// A buffer as a guest holds it.
+#[expect(unreachable_pub, reason = "the generated bindings re-export it, which asks for `pub`")]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BufferHandle {
+pub struct BufferHandle {
     pub(super) id: BufferId,
     pub(super) bytes: u64,
     element: Element,
