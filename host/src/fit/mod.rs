@@ -1,1 +1,4 @@
-//! Placeholder: fit.
+//! Fits the weights of a pair.
+
+pub mod linalg;
+mod product;
