@@ -1,4 +1,7 @@
 //! Fits the weights of a pair.
 
 pub mod linalg;
+pub mod moments;
 mod product;
+pub mod ridge;
+pub mod select;
