@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
-pub mod cli;
 pub mod device;
 pub mod engine;
 pub mod fit;

@@ -1,2 +1,2 @@
-//! kvmig
+//! The `kvmig` program.
 fn main() {}

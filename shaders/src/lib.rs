@@ -1,15 +1,20 @@
-//! The WGSL kernels of kvmig as data: sources, reflection, parameter blocks, lints, and a CPU mirror of each.
+//! The WGSL kernels of kvmig as data: sources, reflection, parameter blocks, checks, lints, and a CPU mirror of each.
+//!
+//! The way of a call: [`Kernel::from_name`], [`Kernel::check`] on the parameter bytes and the binding sizes, then either
+//! [`Kernel::shader`] with [`Checked::slices`] and [`Checked::gpu_params`] on a GPU, or [`cpu::run`]. This crate runs
+//! nothing on a GPU itself.
 #![forbid(unsafe_code)]
 
+pub mod check;
+pub mod cpu;
+mod kernel;
+pub mod lint;
 pub mod params;
+pub mod reference;
+pub mod reflect;
+pub mod table;
+pub mod tolerance;
 
-/// The host's kernels, by versioned name. A module asks for one with `kernel("affine@1", …)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kernel {
-    /// `gather@1`: strips the rotation of one source layer's keys (or copies its values) into a panel.
-    Gather,
-    /// `affine@1`: matrix product over a panel's blocks, bias and the target's rotation in one.
-    Affine,
-    /// `scan@1`: counts words that are poison, infinite or NaN. The host's own; not offered to modules.
-    Scan,
-}
+pub use check::{Bound, Checked, Footprint, ParamError, Slice};
+pub use kernel::{Kernel, UnknownKernel, WeightFormat};
+pub use reflect::{Access, Element};

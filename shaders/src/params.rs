@@ -1,11 +1,21 @@
 //! The kernels' parameter blocks: what a guest passes as bytes, little endian.
+//!
+//! The same bytes follow the storage bindings as one more read-only storage binding on the GPU. There the host, which
+//! cuts a long dispatch into slices of rows, sets `first_row`; a guest leaves it 0.
+//!
+//! A RoPE table holds (cosine, sine) of each position and pair. Of a scaled rotation (an attention factor m) the target's
+//! table holds m times, the source's, which strips, 1/m times both.
 
 use bytemuck::{Pod, Zeroable};
 
+/// What outputs are filled with before a kernel runs: a quiet NaN whose payload no arithmetic makes. It survives copies
+/// through float registers, and whatever is computed from it is NaN.
+pub const POISON: u32 = 0x7fd1_5ea5;
+
 /// Parameters of `gather@1`. Strides and offsets are in elements.
 ///
-/// Storage bindings: 0 source view (read, f32), 1 the source's RoPE table `[tokens, rope_dims / 2, 2]` (read), 2 panel
-/// (write) `[tokens, panel_row_stride]`, of which columns `0 .. kv_heads * head_dim` are written:
+/// Storage bindings: 0 source view (read, f32), 1 the source's RoPE table `[tokens, rope_dims / 2, 2]` (read; at least 8
+/// bytes, even if `rope_dims` is 0 and nothing of it is read), 2 panel (write, f32) `[tokens, panel_row_stride]`, of which columns `0 .. kv_heads * head_dim` are written:
 /// `panel[t, h * head_dim + i] = unrotate(source[h * head_stride + t * row_stride + ..])[i]`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -24,8 +34,8 @@ pub struct GatherParams {
     pub row_stride: u32,
     /// Elements from one panel row to the next.
     pub panel_row_stride: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// First token of the slice that the host dispatches; a guest leaves it 0.
+    pub first_row: u32,
 }
 
 /// Parameters of `affine@1`; followed in the same byte string by `blocks` little-endian u32: the element offset of each
@@ -33,7 +43,7 @@ pub struct GatherParams {
 ///
 /// Storage bindings: 0 panel (read, f32), 1 weights `[blocks * block_width, kv_heads * head_dim]` (read; f32, or f16 two
 /// to a u32: the host knows which), 2 bias `[kv_heads * head_dim]` (read, f32), 3 the target's RoPE table
-/// `[tokens, rope_dims / 2, 2]` (read), 4 target view (write, f32).
+/// `[tokens, rope_dims / 2, 2]` (read; at least 8 bytes, even if `rope_dims` is 0), 4 target view (write, f32).
 /// `out[h, t, :] = rotate(bias[h] + Σ_b Σ_j panel[offset_b + t * panel_row_stride + j] * weights[b * block_width + j, h])`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -56,6 +66,31 @@ pub struct AffineParams {
     pub head_stride: u32,
     /// Elements from one target token to the next.
     pub row_stride: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// First token of the slice that the host dispatches; a guest leaves it 0.
+    pub first_row: u32,
+}
+
+/// Parameters of `scan@1`, the host's own: a block `[planes, rows, cols]` of 32-bit words. Strides and offsets in words.
+///
+/// Storage bindings: 0 the words (read), 1 counts `[3]` of u32 (read and written; the host zeroes them): poison, other NaN,
+/// infinite.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ScanParams {
+    /// Rows of a plane (tokens).
+    pub rows: u32,
+    /// Words of a row.
+    pub cols: u32,
+    /// Planes (KV heads).
+    pub planes: u32,
+    /// Words from one row to the next.
+    pub row_stride: u32,
+    /// Words from one plane to the next.
+    pub plane_stride: u32,
+    /// First word.
+    pub offset: u32,
+    /// The pattern counted as poison: [`POISON`].
+    pub poison: u32,
+    /// First row of the slice that the host dispatches.
+    pub first_row: u32,
 }

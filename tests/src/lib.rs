@@ -1,1 +1,4 @@
-//! Placeholder.
+//! What the suites of kvmig share.
+#![forbid(unsafe_code)]
+
+pub mod golden;
