@@ -1,5 +1,6 @@
 //! Fits the weights of a pair.
 
+mod content;
 pub mod linalg;
 pub mod moments;
 mod product;

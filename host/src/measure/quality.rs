@@ -78,9 +78,8 @@ pub fn compare(
             let token = continuation[row] as usize;
             // A token outside the shared columns has no probability in the arm; what the target makes of it can't be told.
             let gap = if token < vocab { p.log_probs[token] - q.log_probs[token] } else { f64::INFINITY };
-            if gap.is_finite() { Ok(Term { agrees: p.best == q.best, kl, gap }) } else {
-                Err(QualityError::NotFinite { arm: name, row })
-            }
+            let term = Term { agrees: p.best == q.best, kl, gap };
+            if gap.is_finite() { Ok(term) } else { Err(QualityError::NotFinite { arm: name, row }) }
         })
         .collect::<Result<_, _>>()?;
     let mean = |value: fn(&Term) -> f64| terms.iter().map(value).sum::<f64>() / rows as f64;
@@ -100,21 +99,21 @@ struct Distribution {
     best: usize,
 }
 
-/// Log-softmax in f64 and the most probable column (of equals the first); `None` unless all logits are finite.
+/// Log-softmax in f64 and the most probable column; `None` unless all logits are finite.
 fn distribution(logits: &[f32]) -> Option<Distribution> {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if !x.is_finite() {
-            return None;
-        }
-        if *x > logits[best] {
-            best = i;
-        }
+    if logits.is_empty() || logits.iter().any(|x| !x.is_finite()) {
+        return None;
     }
-    let max = f64::from(*logits.get(best)?);
+    let best = most_likely(logits);
+    let max = f64::from(logits[best]);
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();
     let norm = max + sum.ln();
     Some(Distribution { log_probs: logits.iter().map(|&x| f64::from(x) - norm).collect(), best })
+}
+
+/// The column with the highest logit, of equals the first: greedy decoding's choice. 0 for no columns.
+pub fn most_likely(logits: &[f32]) -> usize {
+    (1..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
 /// Share of the context's worth that an arm keeps, `(NLL without − NLL arm) / (NLL without − NLL native)`, from the two
