@@ -1,6 +1,10 @@
 //! The small family that comes with the program, so that it works offline and out of the box.
 
-use crate::engine::ModelSource;
+use crate::{
+    engine::ModelSource,
+    pair::{Pair, PairError, PairFiles},
+    sandbox::bundled::RIDGE,
+};
 
 /// A member of the bundled family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,3 +58,22 @@ impl Member {
 
 /// The default prompt: a passage of a public-domain novel, long enough that re-prefilling it costs something.
 pub const PROMPT: &str = include_str!("../assets/prompt.txt");
+
+/// The members of the default pair: source and target.
+pub const DEFAULT: (Member, Member) = (Member::Medium, Member::Large);
+
+/// The default pair, fitted by `kvmig fit` on the bundled texts (the command is in docs/MEASUREMENTS.md).
+///
+/// # Errors
+/// None in a program that was built whole: what is compiled in is checked like any other pair.
+pub fn default_pair() -> Result<Pair, PairError> {
+    Pair::from_bytes(
+        "bundled pair",
+        PairFiles {
+            manifest: include_bytes!("../assets/pair/pair.toml"),
+            module: RIDGE,
+            weights: include_bytes!("../assets/pair/weights.safetensors"),
+            evidence: Some(include_bytes!("../assets/pair/evidence.json")),
+        },
+    )
+}

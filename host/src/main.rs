@@ -1,2 +1,8 @@
 //! The `kvmig` program.
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvmig::cli::main()
+}

@@ -144,7 +144,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Parses and validates `source`, with bounds, alignment and uniformity rules all on.
+    /// Parses and validates `source` with every flag of naga's on. (naga doesn't refuse a barrier in non-uniform control
+    /// flow.)
     ///
     /// # Errors
     /// [`ShaderError`]; parse and validation errors carry a report with the place in the source.

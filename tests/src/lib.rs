@@ -1,4 +1,5 @@
-//! What the suites of kvmig share.
+//! What several suites, and the programs they start, have in common.
 #![forbid(unsafe_code)]
 
+pub mod gate;
 pub mod golden;

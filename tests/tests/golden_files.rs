@@ -67,7 +67,10 @@ fn real_models_have_answers() {
     for model in golden::real_models().unwrap() {
         assert_eq!(model.sha256.len(), 64, "{}", model.model);
         for case in &model.cases {
-            check(&case.name, &case.answer().unwrap());
+            let answer = case.answer().unwrap();
+            check(&case.name, &answer);
+            assert_eq!(answer.about["prompt"], case.prompt, "{}", case.name);
+            assert_eq!(answer.about["continuation"], case.continuation, "{}", case.name);
         }
     }
 }

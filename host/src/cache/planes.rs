@@ -88,7 +88,10 @@ pub struct KvPlanes {
 /// The description without the millions of numbers.
 impl std::fmt::Debug for KvPlanes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KvPlanes").field("layout", &self.layout).field("capacity", &self.capacity).finish_non_exhaustive()
+        f.debug_struct("KvPlanes")
+            .field("layout", &self.layout)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
     }
 }
 

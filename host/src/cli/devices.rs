@@ -6,6 +6,7 @@ use crate::device::{SelfTestStatus, devices};
 
 use super::Ending;
 
+/// Every adapter is opened and held against a known answer; one that computes wrong numbers is refused.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Print JSON
@@ -21,10 +22,17 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         writeln!(out)?;
         return Ok(Ending::Done);
     }
-    write!(out, "{list}")?;
-    let failed = list.devices.iter().any(|device| matches!(device.self_test, SelfTestStatus::Failed { .. }));
-    if failed {
-        writeln!(out, "a device that fails its self-test is refused")?;
+    for device in &list.devices {
+        let name = device.alias.map_or_else(|| device.choice.to_string(), str::to_owned);
+        let kind = if device.hardware { "" } else { ", software: only by name" };
+        writeln!(out, "{name:<12} {} ({}, {}{kind})", device.info.name, device.info.backend, device.info.driver)?;
+        match &device.self_test {
+            SelfTestStatus::Passed(_) => writeln!(out, "{:<12} passes its self-test", "")?,
+            SelfTestStatus::Refused { reason } => writeln!(out, "{:<12} REFUSED: {reason}", "")?,
+        }
+    }
+    for missing in &list.missing {
+        writeln!(out, "{:<12} not here: {}", missing.name, missing.mend)?;
     }
     Ok(Ending::Done)
 }

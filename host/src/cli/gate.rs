@@ -25,7 +25,7 @@ enum Command {
         pair: Option<String>,
         /// At most so many
         #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
-        limit: usize,
+        limit: u32,
         /// Print JSON
         #[arg(long)]
         json: bool,

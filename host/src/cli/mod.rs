@@ -2,6 +2,7 @@
 
 mod conform;
 mod devices;
+mod evidence;
 mod fit;
 mod gate;
 mod models;

@@ -20,7 +20,7 @@ impl Report {
         let pair = setup.pair;
         let head = vec![
             line("models", &format!("{} → {}", setup.source.name(), setup.target.name())),
-            line("pair", &format!("{}: {}, {}", pair.name(), pair.mapper(), pair.summary())),
+            line("pair", &format!("{}: {}, k = {}", pair.name(), pair.mapper(), pair.manifest().fit.k)),
             line("device", &format!("{} ({}, {})", device.name, device.backend, device.driver)),
             line("prompt", &format!("{} tokens", grouped(ask.tokens.len()))),
         ];

@@ -13,6 +13,7 @@ use kvmig_gate::{Gate, Policy};
 
 use crate::{
     bundled,
+    engine::Sampling,
     migrate::{Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
     pair::Pair,
 };
@@ -103,7 +104,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let setup = Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
     // What the bundled default is there for is to show all of it.
     let audit = args.audit || args.pair.is_none();
-    let ask = Ask { tokens: &tokens, domain: args.domain.as_deref(), generate: args.n, audit };
+    let ask =
+        Ask { tokens: &tokens, domain: args.domain.as_deref(), generate: args.n, sampling: Sampling::Greedy, audit };
 
     // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
     let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));

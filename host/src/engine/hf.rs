@@ -18,21 +18,28 @@ use super::{
     weights::{LayerPart, Part, TensorFiles, check_finite, check_shape},
 };
 
+/// Bytes and the file they came from, for messages.
+pub(super) type FileBytes = (PathBuf, Cow<'static, [u8]>);
+
 /// The bytes of a folder, wherever they lie.
 pub(super) struct Folder {
     /// The folder itself, for messages about what is in none of its files.
     name: PathBuf,
-    pub(super) config: (PathBuf, Cow<'static, [u8]>),
-    weights: Vec<(PathBuf, Cow<'static, [u8]>)>,
-    pub(super) tokenizer: (PathBuf, Cow<'static, [u8]>),
-    pub(super) tokenizer_config: Option<(PathBuf, Cow<'static, [u8]>)>,
+    pub(super) config: FileBytes,
+    weights: Vec<FileBytes>,
+    pub(super) tokenizer: FileBytes,
+    pub(super) tokenizer_config: Option<FileBytes>,
 }
 
 impl Folder {
-    /// Reads a folder. `tokenizer.json` and `tokenizer_config.json` may lie in the folder above, where several siblings
-    /// share them.
-    pub(super) fn read(folder: &Path) -> Result<Folder, EngineError> {
-        let config = read_file(&folder.join("config.json"), "the configuration", "a Hugging Face folder has it")?;
+    /// Reads a folder's configuration, so that a model can be refused by it before its weights are read.
+    pub(super) fn read_config(folder: &Path) -> Result<FileBytes, EngineError> {
+        read_file(&folder.join("config.json"), "the configuration", "a Hugging Face folder has it")
+    }
+
+    /// Reads the rest of a folder. `tokenizer.json` and `tokenizer_config.json` may lie in the folder above, where several
+    /// siblings share them.
+    pub(super) fn read(folder: &Path, config: FileBytes) -> Result<Folder, EngineError> {
         let shared = |name: &str| {
             let own = folder.join(name);
             let above = folder.parent().map(|parent| parent.join(name));
@@ -41,21 +48,19 @@ impl Folder {
         let mend = "a Hugging Face folder has it; a SentencePiece `tokenizer.model` alone is not enough";
         let tokenizer = read_file(&shared("tokenizer.json"), "the tokenizer", mend)?;
         let settings = shared("tokenizer_config.json");
-        let tokenizer_config =
-            if settings.exists() { Some(read_file(&settings, "the tokenizer's settings", "")?) } else { None };
-        let weights = weight_files(folder)?.into_iter().map(|file| read_file(&file, "weights", "fetch every shard"));
-        Ok(Folder {
-            name: folder.to_owned(),
-            config,
-            weights: weights.collect::<Result<_, _>>()?,
-            tokenizer,
-            tokenizer_config,
-        })
+        let tokenizer_config = match settings.exists() {
+            true => Some(read_file(&settings, "the tokenizer's settings", "")?),
+            false => None,
+        };
+        let weights = weight_files(folder)?.into_iter().map(|file| read_file(&file, "a shard", "fetch every shard"));
+        let weights = weights.collect::<Result<_, _>>()?;
+        Ok(Folder { name: folder.to_owned(), config, weights, tokenizer, tokenizer_config })
     }
 
+    /// The same files, compiled into the program.
     pub(super) fn embedded(
         name: &str,
-        config: &'static [u8],
+        config: FileBytes,
         weights: &[&'static [u8]],
         tokenizer: &'static [u8],
         tokenizer_config: Option<&'static [u8]>,
@@ -63,7 +68,7 @@ impl Folder {
         let name = PathBuf::from(name);
         let weights = weights.iter().enumerate();
         Folder {
-            config: (name.join("config.json"), config.into()),
+            config,
             weights: weights.map(|(i, w)| (name.join(format!("weights {i}")), (*w).into())).collect(),
             tokenizer: (name.join("tokenizer.json"), tokenizer.into()),
             tokenizer_config: tokenizer_config.map(|bytes| (name.join("tokenizer_config.json"), bytes.into())),
@@ -126,7 +131,7 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, EngineError> {
     Ok(files)
 }
 
-fn read_file(file: &Path, what: &'static str, mend: &str) -> Result<(PathBuf, Cow<'static, [u8]>), EngineError> {
+pub(super) fn read_file(file: &Path, what: &'static str, mend: &str) -> Result<FileBytes, EngineError> {
     match fs::read(file) {
         Ok(bytes) => Ok((file.to_owned(), bytes.into())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -9,6 +9,7 @@ mod attention;
 mod config;
 mod error;
 mod forward;
+mod gguf;
 mod hf;
 mod json;
 mod linear;

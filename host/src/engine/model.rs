@@ -1,14 +1,21 @@
 //! A loaded model.
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
-use kvmig_gate::Digest;
+use kvmig_gate::{Digest, DigestBuilder};
 use rayon::ThreadPool;
 
 use crate::cache::{CacheLayout, Elem};
 
 use super::{
-    EngineError, LoadOptions, ModelConfig, ModelSource, Tokenizer, config, hf::Folder, json::JsonFile, tokenizer,
+    EngineError, LoadOptions, ModelConfig, ModelSource, Tokenizer, config,
+    gguf::{self, Gguf},
+    hf::{FileBytes, Folder, read_file},
+    json::JsonFile,
+    tokenizer,
     weights::Weights,
 };
 
@@ -41,11 +48,17 @@ impl Model {
                 what: "the model",
                 mend: "expected a Hugging Face folder or a .gguf file".into(),
             }),
-            ModelSource::Path(path) if path.is_dir() => from_folder(path, &Folder::read(path)?, options),
+            ModelSource::Path(path) if path.is_dir() => {
+                let config = Folder::read_config(path)?;
+                let parsed = config::from_hf(&JsonFile::parse(&config.0, &config.1)?)?;
+                from_folder(path, parsed, &Folder::read(path, config)?, options)
+            }
             ModelSource::Path(path) => from_gguf(path, options),
             ModelSource::Embedded { name, config, weights, tokenizer, tokenizer_config } => {
+                let config: FileBytes = (Path::new(name).join("config.json"), Cow::Borrowed(*config));
+                let parsed = config::from_hf(&JsonFile::parse(&config.0, &config.1)?)?;
                 let folder = Folder::embedded(name, config, weights, tokenizer, *tokenizer_config);
-                from_folder(Path::new(name), &folder, options)
+                from_folder(Path::new(name), parsed, &folder, options)
             }
         };
         let mut model = match &pool {
@@ -112,22 +125,27 @@ impl Model {
     }
 }
 
-fn from_folder(path: &Path, folder: &Folder, options: LoadOptions) -> Result<Model, EngineError> {
-    let json = JsonFile::parse(&folder.config.0, &folder.config.1)?;
-    let config = config::from_hf(&json)?;
+fn from_folder(path: &Path, config: ModelConfig, folder: &Folder, options: LoadOptions) -> Result<Model, EngineError> {
     let weights = || Weights::load(&folder.tensors()?, &config, options.precision);
     let ((weights, digest), tokenizer) =
         rayon::join(|| rayon::join(weights, || folder.digest()), || tokenizer::from_hf(folder, &config));
-    Ok(assemble(path, config, digest, tokenizer?, weights?))
+    let (tokenizer, weights) = (tokenizer?, weights?);
+    Ok(assemble(path, config, digest, tokenizer, weights))
 }
 
-fn from_gguf(path: &Path, _: LoadOptions) -> Result<Model, EngineError> {
-    Err(EngineError::Unsupported {
-        file: path.to_owned(),
-        field: "file".into(),
-        found: "a file".into(),
-        expected: "a Hugging Face folder".into(),
-    })
+fn from_gguf(path: &Path, options: LoadOptions) -> Result<Model, EngineError> {
+    let (_, bytes) = read_file(path, "the model", "")?;
+    let gguf = Gguf::parse(path, &bytes)?;
+    let factors = gguf::Tensors::new(&gguf, &bytes, None).rope_factors()?;
+    let config = gguf::read_config(&gguf, factors.as_deref())?;
+    let tensors = gguf::Tensors::new(&gguf, &bytes, Some(&config));
+    let weights = || Weights::load(&tensors, &config, options.precision);
+    let digest = || DigestBuilder::new("gguf-model").field("file", &bytes).finish();
+    let ((weights, digest), tokenizer) =
+        rayon::join(|| rayon::join(weights, digest), || tokenizer::from_gguf(&gguf, &config));
+    let tokenizer = tokenizer?;
+    let weights = weights?;
+    Ok(assemble(path, config, digest, tokenizer, weights))
 }
 
 fn assemble(path: &Path, config: ModelConfig, digest: Digest, tokenizer: Tokenizer, weights: Weights) -> Model {

@@ -1,6 +1,6 @@
 //! The ways into a [`Session`]: from a prefill, from a native cache, from a mapped one, and from the ends alone.
 
-use kvmig_gate::Migrated;
+use kvmig_gate::{Migrated, Trialled};
 
 use crate::cache::{CacheLayout, Elem, KvCache, KvPlanes, MappedCache};
 
@@ -44,6 +44,20 @@ impl Model {
         tail: usize,
     ) -> Result<Session<'_>, EngineError> {
         self.resume_released(migrated.release(), tokens, head, tail)
+    }
+
+    /// The same for a trial: held-out evaluation and audits, whose results are measured and never served.
+    ///
+    /// # Errors
+    /// As [`Model::resume_mapped`].
+    pub fn resume_trial(
+        &self,
+        trialled: Trialled<MappedCache>,
+        tokens: &[u32],
+        head: usize,
+        tail: usize,
+    ) -> Result<Session<'_>, EngineError> {
+        self.resume_released(trialled.release(), tokens, head, tail)
     }
 
     fn resume_released(

@@ -96,6 +96,22 @@ impl<'m> Session<'m> {
         }
     }
 
+    /// Goes back to the first `len` slots, behind which the logits were `logits`; forgets what came after.
+    ///
+    /// # Panics
+    /// If the session holds fewer tokens, or `logits` is not one row over the vocabulary.
+    pub fn rewind(&mut self, len: usize, logits: Vec<f32>) {
+        assert!(len <= self.tokens().len(), "a session of {} tokens can't go back to {len}", self.tokens().len());
+        assert_eq!(logits.len(), self.model.config().vocab, "logits behind the last token");
+        let (tokens, positions) = match &mut self.store {
+            Store::Native(cache) => (&mut cache.tokens, &mut cache.positions),
+            Store::Mapped(cache) => (&mut cache.tokens, &mut cache.positions),
+        };
+        tokens.truncate(len);
+        positions.truncate(len);
+        self.logits = logits;
+    }
+
     /// Ends the session and hands the cache back, native or mapped as it was.
     pub fn into_cache(self) -> SessionCache {
         match self.store {

@@ -13,7 +13,7 @@ use kvmig_gate::{
 use crate::{
     cache::KvCache,
     device::Device,
-    engine::{EngineError, Model, PrefillOptions, Session},
+    engine::{EngineError, Model, PrefillOptions, Sampling, Session},
     measure::audit,
     pair::Pair,
 };
@@ -54,6 +54,8 @@ pub struct Ask<'a> {
     pub domain: Option<&'a str>,
     /// Tokens to generate at most.
     pub generate: usize,
+    /// How they are chosen.
+    pub sampling: Sampling,
     /// Whether to re-prefill afterwards and measure what the migration was worth.
     pub audit: bool,
 }
@@ -193,7 +195,7 @@ fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, 
 }
 
 /// What the gate is told of a native cache.
-pub(crate) fn facts(cache: &KvCache) -> CacheFacts {
+pub fn facts(cache: &KvCache) -> CacheFacts {
     let digest = kvmig_gate::DigestBuilder::new("cache")
         .field("model", cache.model().as_bytes())
         .field("tokens", bytemuck::cast_slice(cache.tokens()))
@@ -212,7 +214,8 @@ fn migrate<'m>(
 ) -> Result<Reached<'m>, HandoffError> {
     let job = execute::Job {
         cache,
-        target: setup.target,
+        layout: setup.target.layout(),
+        target: setup.target.digest(),
         head: setup.pair.head(),
         tail: setup.pair.tail(),
         room: ask.generate + 1,
@@ -282,28 +285,25 @@ fn finish(
         miss: None,
         tokens: Tokens { prompt: ask.tokens.len(), mapped, native_head: head, native_tail: tail, generated: 0 },
         ms,
-        flops: FlopCount::of(setup.target, setup.mapper, ask.tokens.len(), pair.head(), pair.tail()).into(),
+        flops: FlopCount::new(setup.target.config(), setup.mapper.flops_per_token(), ask.tokens.len(), pair.head(), pair.tail()).into(),
         device: setup.device.info(),
         text: String::new(),
     };
     let mut going = each(Event::Ready(&record));
     let prompt_logits = session.logits().to_vec();
-    let mut answer = Answer::new(session.model());
+    let mut answer = Answer::new(session.model(), ask.sampling);
     while going && record.tokens.generated < ask.generate {
-        let Some(token) = answer.next(session.logits()) else { break };
+        let Some((token, text)) = answer.next(session.logits())? else { break };
         record.tokens.generated += 1;
-        if let Some(text) = answer.text(token) {
-            record.text.push_str(&text);
-            going = each(Event::Text(&text));
-        }
+        record.text.push_str(&text);
+        going = each(Event::Text(&text));
         if record.tokens.generated < ask.generate {
             session.step(token)?;
         }
     }
-    if let Some(text) = answer.rest() {
-        record.text.push_str(&text);
-        going &= each(Event::Text(&text));
-    }
+    let rest = answer.rest()?;
+    record.text.push_str(&rest);
+    going &= each(Event::Text(&rest));
     match receipt {
         Some(receipt) if going && ask.audit => {
             each(Event::Auditing);

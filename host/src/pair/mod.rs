@@ -10,7 +10,10 @@ mod manifest;
 mod weights;
 mod write;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kvmig_gate::{Digest, Evidence, Loaded, Loader};
 
@@ -40,7 +43,7 @@ const FILES: [&str; 4] = [MANIFEST, MODULE, WEIGHTS, EVIDENCE];
 #[derive(Debug)]
 pub struct Pair {
     manifest: Manifest,
-    loaded: Loaded,
+    loaded: Arc<Loaded>,
     evidence: Option<Evidence>,
     label: String,
 }
@@ -86,7 +89,7 @@ impl Pair {
         let loaded = load(label, &manifest.identity, files.module, files.weights)?;
         check::identity(label, &manifest.identity, &loaded)?;
         let evidence = check::evidence(label, &manifest, &loaded, files.evidence)?;
-        Ok(Pair { manifest, loaded, evidence, label: label.to_owned() })
+        Ok(Pair { manifest, loaded: Arc::new(loaded), evidence, label: label.to_owned() })
     }
 
     /// What people and the ledger call it.
@@ -135,7 +138,7 @@ impl Pair {
     }
 
     /// The bytes that will run.
-    pub fn loaded(&self) -> &Loaded {
+    pub fn loaded(&self) -> &Arc<Loaded> {
         &self.loaded
     }
 

@@ -4,7 +4,7 @@
 mod record;
 mod resources;
 
-use kvmig_mapper::{Job, Mapper, Metadata, ModelPair, Refusal, WorkPlan};
+use kvmig_mapper::{Job, Mapper, Metadata, ModelPair, Refusal, Shader, WorkPlan};
 
 /// What a mode does in `run`.
 type Run = fn(&ModelPair, &Job) -> Result<(), Refusal>;
@@ -37,6 +37,7 @@ const MODES: &[(&str, Run)] = &[
     ("too-few-bindings", record::too_few_bindings),
     ("goes-on-after-fault", record::goes_on_after_fault),
     ("own-shader", record::own_shader),
+    ("own-shader-unknown", record::own_shader_unknown),
     ("plan-works", record::good),
     ("plan-without-chunk", record::good),
     ("plan-huge-weights", record::good),
@@ -53,7 +54,7 @@ impl Mapper for Hostile {
             name: env!("CARGO_PKG_NAME").into(),
             version: env!("CARGO_PKG_VERSION").into(),
             kinds: MODES.iter().map(|(name, _)| (*name).into()).collect(),
-            shaders: vec![],
+            shaders: vec![Shader { name: "fill".into(), wgsl: include_str!("fill.wgsl").into() }],
         }
     }
 

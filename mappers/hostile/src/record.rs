@@ -2,8 +2,8 @@
 //! through scratch, by `gather@1` and an `affine@1` with the identity in weight `w` and zeroes in bias `b`.
 
 use kvmig_mapper::{
-    AffineParams, Buffer, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu, kernel, range, weight,
-    whole,
+    AffineParams, Buffer, Dim3, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu, kernel, range,
+    weight, whole,
 };
 
 pub(crate) fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal> {
@@ -153,7 +153,19 @@ pub(crate) fn goes_on_after_fault(pair: &ModelPair, job: &Job) -> Result<(), Ref
     good(pair, job)
 }
 
-pub(crate) fn own_shader(_: &ModelPair, _: &Job) -> Result<(), Refusal> {
+/// Fills every target view by a shader of its own.
+pub(crate) fn own_shader(_: &ModelPair, job: &Job) -> Result<(), Refusal> {
+    let fill = Pipeline::create("fill", "main", &[])?;
+    let group = fill.workgroup_size().x;
+    for view in job.target.iter().flat_map(|kv| [&kv.k, &kv.v]) {
+        let elements = (view.buffer.size() / 4) as u32;
+        let workgroups = Dim3 { x: elements.div_ceil(group), y: 1, z: 1 };
+        gpu::dispatch(&fill, &[whole(0, &view.buffer)], workgroups)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn own_shader_unknown(_: &ModelPair, _: &Job) -> Result<(), Refusal> {
     Pipeline::create("nothing", "main", &[])?;
     Ok(())
 }

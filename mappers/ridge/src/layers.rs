@@ -28,7 +28,9 @@ impl Settings {
         let mut used = vec![false; pair.source.layers as usize];
         for (l, selected) in self.layers.iter().enumerate() {
             if selected.is_empty() {
-                return Err(Refusal::Invalid(format!("settings.layers[{l}]: found no source layer, expected at least one")));
+                return Err(Refusal::Invalid(format!(
+                    "settings.layers[{l}]: found no source layer, expected at least one"
+                )));
             }
             for (i, &layer) in selected.iter().enumerate() {
                 if layer >= pair.source.layers {

@@ -1,14 +1,14 @@
 //! The full-head ridge mapper: per target layer, `Ŷ = X W + b` for keys (without their rotation) and for values, where X is
 //! all KV heads of the layer's selected source layers, side by side.
 //!
-//! Each selected source layer is gathered once per chunk into a panel of keys and one of values, `[layers used, C,
-//! n_kv_s * d_s]`; the products read their blocks from there.
+//! Each selected source layer is gathered once per chunk into a plane `[C, n_kv_s * d_s]` of a panel of keys and of one of
+//! values; the products read their blocks from there.
 
 mod layers;
 
 use kvmig_mapper::{
-    AffineParams, Buffer, CacheShape, GatherParams, Job, Kv, Mapper, Metadata, ModelPair, Refusal, View, WeightSpec,
-    WorkPlan, gpu, kernel, parse_settings, weight,
+    AffineParams, Buffer, CacheShape, Dtype, GatherParams, Job, Kv, Mapper, Metadata, ModelPair, Refusal, View,
+    WeightSpec, WorkPlan, gpu, kernel, parse_settings, weight,
 };
 use layers::{Layers, Settings};
 
@@ -33,7 +33,8 @@ impl Mapper for Ridge {
     fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal> {
         let layers = resolve(pair, settings)?;
         let chunk_tokens = chunk_tokens(pair, &layers)?;
-        let weights = layers.selected.iter().enumerate().flat_map(|(l, selected)| layer_weights(pair, l, selected.len()));
+        let weights =
+            layers.selected.iter().enumerate().flat_map(|(l, selected)| layer_weights(pair, l, selected.len()));
         Ok(WorkPlan {
             kind: "ridge".into(),
             weights: weights.collect(),
@@ -72,11 +73,13 @@ fn resolve(pair: &ModelPair, settings: &str) -> Result<Layers, Refusal> {
 fn check_shape(which: &str, shape: &CacheShape) -> Result<(), Refusal> {
     let CacheShape { layers, kv_heads, head_dim, rope_dims, .. } = *shape;
     if layers == 0 || kv_heads == 0 || head_dim == 0 {
-        let why = format!("{which}: found {layers} layers of {kv_heads} KV heads of width {head_dim}, expected no zero");
+        let why =
+            format!("{which}: found {layers} layers of {kv_heads} KV heads of width {head_dim}, expected no zero");
         return Err(Refusal::Unsupported(why));
     }
     if rope_dims == 0 || rope_dims > head_dim || rope_dims % 2 != 0 {
-        let why = format!("{which}: found rope-dims {rope_dims}, expected an even number from 2 to head-dim ({head_dim})");
+        let why =
+            format!("{which}: found rope-dims {rope_dims}, expected an even number from 2 to head-dim ({head_dim})");
         return Err(Refusal::Unsupported(why));
     }
     Ok(())
@@ -90,16 +93,24 @@ fn chunk_tokens(pair: &ModelPair, layers: &Layers) -> Result<u32, Refusal> {
         tokens /= 2;
         if tokens == 0 {
             let one = panel_bytes(pair, layers, 1);
-            let why = format!("one token's panel takes {one} bytes, a binding of this device at most {most}: select fewer layers");
+            let why = format!(
+                "one token's panel takes {one} bytes, a binding of this device at most {most}: select fewer layers"
+            );
             return Err(Refusal::Limit(why));
         }
     }
     Ok(tokens)
 }
 
-/// Bytes of one panel, `[layers used, tokens, n_kv_s * d_s]` f32.
+/// Bytes of one panel: a plane for each layer used.
 fn panel_bytes(pair: &ModelPair, layers: &Layers, tokens: u32) -> u64 {
-    layers.used.len() as u64 * u64::from(tokens) * u64::from(width(&pair.source)) * 4
+    layers.used.len() as u64 * plane_bytes(pair, tokens)
+}
+
+/// Bytes from one plane `[tokens, n_kv_s * d_s]` f32 of a panel to the next: each begins where a binding may.
+fn plane_bytes(pair: &ModelPair, tokens: u32) -> u64 {
+    let bytes = u64::from(tokens) * u64::from(width(&pair.source)) * 4;
+    bytes.next_multiple_of(gpu::limits().offset_align.into())
 }
 
 fn width(shape: &CacheShape) -> u32 {
@@ -109,11 +120,12 @@ fn width(shape: &CacheShape) -> u32 {
 /// Weights and biases of one target layer: `[blocks * n_kv_s * d_s, n_kv_t * d_t]` and `[n_kv_t * d_t]`.
 fn layer_weights(pair: &ModelPair, layer: usize, blocks: usize) -> [WeightSpec; 4] {
     let (rows, columns) = (blocks as u32 * width(&pair.source), width(&pair.target));
+    let bias = |name| WeightSpec { elem: Some(Dtype::Float32), ..weight(name, &[columns]) };
     [
         weight(format!("layers.{layer}.k.weight"), &[rows, columns]),
-        weight(format!("layers.{layer}.k.bias"), &[columns]),
+        bias(format!("layers.{layer}.k.bias")),
         weight(format!("layers.{layer}.v.weight"), &[rows, columns]),
-        weight(format!("layers.{layer}.v.bias"), &[columns]),
+        bias(format!("layers.{layer}.v.bias")),
     ]
 }
 
@@ -137,11 +149,11 @@ fn gather(
         row_stride: view.row_stride,
         panel_row_stride: row,
     };
-    let plane_bytes = u64::from(job.tokens) * u64::from(row) * 4;
+    let size = u64::from(job.tokens) * u64::from(row) * 4;
     let bindings = [
         kvmig_mapper::whole(0, &view.buffer),
         kvmig_mapper::whole(1, &job.source_rope),
-        kvmig_mapper::range(2, panel, plane as u64 * plane_bytes, plane_bytes),
+        kvmig_mapper::range(2, panel, plane as u64 * plane_bytes(pair, job.tokens), size),
     ];
     Ok(gpu::kernel("gather@1", &params.to_bytes(), &bindings)?)
 }
@@ -157,6 +169,8 @@ fn affine(
     view: &View,
 ) -> Result<(), Refusal> {
     let row = width(&pair.source);
+    // A panel fits a binding, so that its elements can be counted in 32 bits.
+    let plane_elements = (plane_bytes(pair, job.tokens) / 4) as u32;
     let params = AffineParams {
         tokens: job.tokens,
         block_width: row,
@@ -166,7 +180,7 @@ fn affine(
         rope_dims,
         head_stride: view.head_stride,
         row_stride: view.row_stride,
-        offsets: blocks.iter().map(|plane| plane * job.tokens * row).collect(),
+        offsets: blocks.iter().map(|plane| plane * plane_elements).collect(),
     };
     let weight = gpu::weights(&format!("{weights}.weight"))?;
     let bias = gpu::weights(&format!("{weights}.bias"))?;

@@ -99,7 +99,7 @@ macro_rules! export {
                 }
             }
 
-            $crate::bindings::export_component!(Exported with_types_in $crate::bindings);
+    $crate::bindings::export_component!(Exported with_types_in $crate::bindings);
         };
     };
 }

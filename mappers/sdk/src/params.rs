@@ -28,7 +28,7 @@ pub struct GatherParams {
 impl GatherParams {
     /// As the host reads them.
     pub fn to_bytes(self) -> Vec<u8> {
-        let reserved = 0;
+        let first_row = 0;
         words(&[
             self.tokens,
             self.kv_heads,
@@ -37,7 +37,7 @@ impl GatherParams {
             self.head_stride,
             self.row_stride,
             self.panel_row_stride,
-            reserved,
+            first_row,
         ])
     }
 }
@@ -72,7 +72,7 @@ pub struct AffineParams {
 impl AffineParams {
     /// As the host reads them.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (blocks, reserved) = (self.offsets.len() as u32, 0);
+        let (blocks, first_row) = (self.offsets.len() as u32, 0);
         let mut bytes = words(&[
             self.tokens,
             blocks,
@@ -83,7 +83,7 @@ impl AffineParams {
             self.rope_dims,
             self.head_stride,
             self.row_stride,
-            reserved,
+            first_row,
         ]);
         bytes.extend(words(&self.offsets));
         bytes

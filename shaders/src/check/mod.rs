@@ -21,7 +21,7 @@ use crate::{Element, Kernel};
 /// A binding as the caller gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Its length in bytes.
+    /// Its length in bytes. (GPU bindings are multiples of 4: the host pads a tensor with an odd number of f16.)
     pub bytes: u64,
     /// What it holds: f32 for views, tables and panels, f32 or f16 for weights, u32 words for `scan@1`.
     pub element: Element,

@@ -27,20 +27,36 @@ pub fn affine(
     long_enough("affine@1", "bias", bias, width as u64)?;
     long_enough("affine@1", "rope", rope, (tokens * rope_dims) as u64)?;
 
-    let terms = terms(call, panel, weights)?;
+    let stride = p.panel_row_stride as usize;
+    let block_width = p.block_width as usize;
+    for &offset in call.offsets() {
+        long_enough("affine@1", "panel", panel, (offset as usize + (tokens - 1) * stride + block_width) as u64)?;
+    }
+    long_enough("affine@1", "weights", weights, u64::from(call.depth()) * width as u64)?;
     let target = MatMut::planes(target, heads, p.head_stride as usize, tokens, dim, p.row_stride as usize, 1)?;
 
     // Blocks of rows are independent; a single one lets the product spread instead.
-    let block = rows_per_task(tokens, rayon::current_num_threads());
-    let threads = if tokens <= block { Threads::All } else { Threads::One };
-    by_rows(target, block, tokens).into_par_iter().try_for_each_init(Vec::new, |product, (rows, mut heads)| {
+    let rows = rows_per_task(tokens, rayon::current_num_threads());
+    let threads = if tokens <= rows { Threads::All } else { Threads::One };
+    by_rows(target, rows, tokens).into_par_iter().try_for_each_init(Scratch::default, |scratch, (rows, mut heads)| {
+        let Scratch { packed, product } = scratch;
         product.clear();
         for _ in rows.clone() {
             product.extend_from_slice(&bias[..width]);
         }
-        for &(x, w) in &terms {
-            let product = MatMut::row_major(product, rows.len(), width)?;
-            matmul(product, 1.0, 1.0, x.row_range(rows.start, rows.end), w, threads)?;
+        let mut depth_done = 0;
+        for offsets in call.offsets().chunks((PACKED_DEPTH / block_width).max(1)) {
+            packed.clear();
+            for row in rows.clone() {
+                for &offset in offsets {
+                    packed.extend_from_slice(&panel[offset as usize + row * stride..][..block_width]);
+                }
+            }
+            let depth = offsets.len() * block_width;
+            let x = MatRef::row_major(packed, rows.len(), depth)?;
+            let w = MatRef::row_major(&weights[depth_done * width..], depth, width)?;
+            matmul(MatMut::row_major(product, rows.len(), width)?, 1.0, 1.0, x, w, threads)?;
+            depth_done += depth;
         }
         for (head, to) in heads.iter_mut().enumerate() {
             for (i, token) in rows.clone().enumerate() {
@@ -54,40 +70,17 @@ pub fn affine(
     })
 }
 
-/// The products to sum: each block's panel and weights, blocks that are adjacent in the panel (and so in the weights, whose
-/// blocks always are) taken as one.
-fn terms<'a>(
-    call: &Affine,
-    panel: &'a [f32],
-    weights: &'a [f32],
-) -> Result<Vec<(MatRef<'a, f32>, MatRef<'a, f32>)>, CpuError> {
-    let p = call.params();
-    let (tokens, width, block) = (p.tokens as usize, call.width() as usize, p.block_width as usize);
-    let stride = p.panel_row_stride as usize;
-    let short = |binding, slice: &[f32], needed: usize| long_enough("affine@1", binding, slice, needed as u64);
-    short("weights", weights, call.depth() as usize * width)?;
+/// Columns of the panel that a task packs at a time. The blocks lie far apart, on another page for every row: copied side by
+/// side first, they are fetched ahead and stay in cache, and several make one deep product.
+const PACKED_DEPTH: usize = 1024;
 
-    let offsets = call.offsets();
-    let mut terms = Vec::new();
-    let mut first = 0;
-    while first < offsets.len() {
-        let from = offsets[first] as usize;
-        let mut count = 1;
-        while first + count < offsets.len()
-            && offsets[first + count] as usize == from + count * block
-            // A run wider than a row would step into the next one.
-            && (count + 1) * block <= stride
-        {
-            count += 1;
-        }
-        let depth = count * block;
-        short("panel", panel, from + (tokens - 1) * stride + depth)?;
-        let x = MatRef::new(&panel[from..], tokens, depth, stride, 1)?;
-        let w = MatRef::row_major(&weights[first * block * width..], depth, width)?;
-        terms.push((x, w));
-        first += count;
-    }
-    Ok(terms)
+/// What a thread keeps from task to task.
+#[derive(Default)]
+struct Scratch {
+    /// Rows of the panel `[rows, depth]`.
+    packed: Vec<f32>,
+    /// Rows of the result `[rows, width]`, before the rotation.
+    product: Vec<f32>,
 }
 
 /// Rows of a task, and those rows of every head.

@@ -43,8 +43,8 @@ fn long_enough<T>(kernel: &'static str, binding: &'static str, slice: &[T], need
     Err(CpuError::Short { kernel, binding, needed, found: slice.len() })
 }
 
-/// Rows for a task: enough to share the work among `threads`, few enough for a task's rows to stay in cache, and not so few
+/// Rows for a task: enough tasks to share the work among `threads`, few enough rows to stay in cache, and not so few
 /// that each task reads the weights for nothing.
 fn rows_per_task(rows: usize, threads: usize) -> usize {
-    rows.div_ceil(threads.max(1)).clamp(32, 256)
+    rows.div_ceil(threads.max(1)).clamp(32, 128)
 }

@@ -17,6 +17,8 @@ One answer file holds, all little-endian and row-major (T tokens, V vocabulary, 
   k, v              f32 [l, n_kv, p, d]  keys after the rotation (half-split pairing) and values at them
 """
 
+import json
+
 import numpy as np
 import torch
 from safetensors.numpy import save_file
@@ -85,7 +87,8 @@ def answer(model, tokens, steps, layers=3, positions=6, rows=6, cols=128, last_c
 
 
 def store(path, stored, **about):
-    """Writes an answer file; `about` becomes its metadata (strings)."""
+    """Writes an answer file; `about` (strings) becomes one JSON object in its metadata, where several entries would be
+    written in an order of chance."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(x) for name, x in stored.items()}
-    save_file(arrays, str(path), metadata={key: str(value) for key, value in about.items()})
+    save_file(arrays, str(path), metadata={"about": json.dumps(about)})

@@ -90,7 +90,12 @@ impl Answer {
         let refuse = |source| GoldenError::Safetensors { file: file.to_owned(), source };
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(refuse)?;
         let tensors = Tensors { file, of: SafeTensors::deserialize(&bytes).map_err(refuse)? };
-        let about = header.metadata().clone().unwrap_or_default();
+        let about = match header.metadata().as_ref().and_then(|metadata| metadata.get("about")) {
+            Some(about) => {
+                serde_json::from_str(about).map_err(|source| GoldenError::Json { file: file.to_owned(), source })?
+            }
+            None => HashMap::new(),
+        };
 
         let tokens = tensors.ids("tokens")?;
         let greedy = tensors.ids("greedy")?;

@@ -162,8 +162,8 @@ pub fn gguf() -> Result<Vec<Case>, GoldenError> {
 pub fn elements() -> Result<(PathBuf, BTreeMap<String, Vec<f32>>), GoldenError> {
     let file = folder().join("gguf/elements.safetensors");
     let bytes = read(&file)?;
-    let of = SafeTensors::deserialize(&bytes)
-        .map_err(|source| GoldenError::Safetensors { file: file.clone(), source })?;
+    let of =
+        SafeTensors::deserialize(&bytes).map_err(|source| GoldenError::Safetensors { file: file.clone(), source })?;
     let tensors = Tensors { file: &file, of };
     let names: Vec<String> = tensors.of.names().into_iter().map(Into::into).collect();
     let values = names.into_iter().map(|name| {
@@ -222,13 +222,7 @@ fn listed(under: &str) -> Result<Vec<Case>, GoldenError> {
             Some(member) => Location::Family(member.to_owned()),
             None => Location::Path(root.join(&entry.model)),
         };
-        Ok(Case {
-            name: entry.name,
-            model,
-            why: entry.why,
-            answer: Answer::read(&answer)?,
-            strings: entry.strings,
-        })
+        Ok(Case { name: entry.name, model, why: entry.why, answer: Answer::read(&answer)?, strings: entry.strings })
     };
     entries.into_iter().map(read).collect()
 }

@@ -1,5 +1,6 @@
 //! Text to tokens and back, with the model's own convention for the BOS token.
 
+mod gguf;
 mod hf;
 mod stream;
 
@@ -12,6 +13,7 @@ use kvmig_gate::{Digest, DigestBuilder};
 
 use super::EngineError;
 
+pub(super) use gguf::from_gguf;
 pub(super) use hf::from_hf;
 pub use stream::TextStream;
 

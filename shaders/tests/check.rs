@@ -1,0 +1,256 @@
+//! What `Kernel::check` admits stays in its bindings; what it refuses, it names.
+
+use kvmig_shaders::{
+    Bound, Checked, Element, Footprint, Kernel, ParamError,
+    params::{AffineParams, GatherParams, POISON, ScanParams},
+};
+use proptest::prelude::*;
+
+const GATHER: GatherParams = GatherParams {
+    tokens: 5,
+    kv_heads: 2,
+    head_dim: 6,
+    rope_dims: 4,
+    head_stride: 30,
+    row_stride: 6,
+    panel_row_stride: 12,
+    first_row: 0,
+};
+
+const AFFINE: AffineParams = AffineParams {
+    tokens: 5,
+    blocks: 2,
+    block_width: 12,
+    panel_row_stride: 36,
+    kv_heads: 2,
+    head_dim: 6,
+    rope_dims: 4,
+    head_stride: 30,
+    row_stride: 6,
+    first_row: 0,
+};
+
+fn gather(p: GatherParams, elements: [u64; 3]) -> Result<Checked, ParamError> {
+    Kernel::Gather.check(bytemuck::bytes_of(&p), &elements.map(|n| Bound::f32(4 * n)))
+}
+
+fn affine(p: AffineParams, offsets: &[u32], elements: [u64; 5]) -> Result<Checked, ParamError> {
+    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(offsets)].concat();
+    Kernel::Affine.check(&bytes, &elements.map(|n| Bound::f32(4 * n)))
+}
+
+/// The fewest elements that the bindings of `AFFINE` with blocks at 0 and 24 need.
+const AFFINE_ELEMENTS: [u64; 5] = [4 * 36 + 24 + 12, 24 * 12, 12, 20, 60];
+
+#[test]
+fn exact_sizes_are_enough_and_one_element_less_is_not() {
+    let elements = [60, 20, 60];
+    gather(GATHER, elements).unwrap();
+    for binding in 0..3 {
+        let mut less = elements;
+        less[binding] -= 1;
+        let error = gather(GATHER, less).unwrap_err();
+        assert!(matches!(error, ParamError::OutOfBounds { index, .. } if index as usize == binding), "{error}");
+    }
+    affine(AFFINE, &[0, 24], AFFINE_ELEMENTS).unwrap();
+    for binding in 0..5 {
+        let mut less = AFFINE_ELEMENTS;
+        less[binding] -= 1;
+        let error = affine(AFFINE, &[0, 24], less).unwrap_err();
+        assert!(matches!(error, ParamError::OutOfBounds { index, .. } if index as usize == binding), "{error}");
+    }
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let refused = |change: fn(&mut AffineParams)| {
+        let mut p = AFFINE;
+        change(&mut p);
+        affine(p, &[0, 24], AFFINE_ELEMENTS).unwrap_err().to_string()
+    };
+    assert_eq!(refused(|p| p.tokens = 0), "affine@1: tokens is 0; expected 1 to 2^30");
+    assert_eq!(refused(|p| p.rope_dims = 3), "affine@1: rope_dims is 3; expected an even number up to head_dim = 6");
+    assert_eq!(refused(|p| p.rope_dims = 8), "affine@1: rope_dims is 8; expected an even number up to head_dim = 6");
+    assert_eq!(refused(|p| p.first_row = 1), "affine@1: first_row is 1; expected 0: the host's own");
+    assert_eq!(
+        refused(|p| p.panel_row_stride = 11),
+        "affine@1: panel_row_stride is 11; expected at least block_width = 12"
+    );
+    assert_eq!(
+        refused(|p| p.blocks = 3),
+        "affine@1: parameter block of 48 bytes; expected 52 (40, and 4 for each block's offset)"
+    );
+    assert_eq!(refused(|p| p.row_stride = 5), "affine@1: the strides of binding 4 (mapped) make rows or heads overlap");
+    assert_eq!(
+        refused(|p| p.head_stride = u32::MAX),
+        "affine@1: binding 4 (mapped) has 240 bytes; these parameters reach 17179869300"
+    );
+}
+
+#[test]
+fn products_of_fields_do_not_wrap() {
+    // 2^16 * 2^16 wraps to 0 in u32.
+    let huge = AffineParams { kv_heads: 1 << 16, head_dim: 1 << 16, rope_dims: 0, ..AFFINE };
+    assert!(matches!(affine(huge, &[0, 24], AFFINE_ELEMENTS), Err(ParamError::OutOfBounds { index: 1, .. })));
+    let huge = GatherParams { kv_heads: 1 << 16, head_dim: 1 << 16, ..GATHER };
+    assert!(matches!(gather(huge, [60, 20, 60]), Err(ParamError::Field { field: "kv_heads * head_dim", .. })));
+    // Within a binding, but beyond the shaders' u32 indices.
+    let far = GatherParams { head_stride: u32::MAX, ..GATHER };
+    assert!(matches!(gather(far, [1 << 40, 20, 60]), Err(ParamError::OutOfBounds { index: 0, .. })));
+    let offset = [0, u32::MAX];
+    assert!(matches!(
+        affine(AFFINE, &offset, [1 << 40, 288, 12, 20, 60]),
+        Err(ParamError::OutOfBounds { index: 0, .. })
+    ));
+    let blocks = AffineParams { blocks: u32::MAX, ..AFFINE };
+    assert!(matches!(affine(blocks, &[0, 24], AFFINE_ELEMENTS), Err(ParamError::Length { .. })));
+}
+
+#[test]
+fn elements_are_told_apart() {
+    let params = [bytemuck::bytes_of(&AFFINE), bytemuck::bytes_of(&[0u32, 24])].concat();
+    let mut bindings = AFFINE_ELEMENTS.map(|n| Bound::f32(4 * n));
+    bindings[1] = Bound { bytes: 2 * AFFINE_ELEMENTS[1], element: Element::F16 };
+    Kernel::Affine.check(&params, &bindings).unwrap();
+    bindings[0].element = Element::F16;
+    let error = Kernel::Affine.check(&params, &bindings).unwrap_err().to_string();
+    assert_eq!(error, "affine@1: binding 0 (panel) holds F16; expected f32");
+    assert!(matches!(
+        Kernel::Affine.check(&params, &bindings[..4]),
+        Err(ParamError::Bindings { expected: 5, found: 4, .. })
+    ));
+    assert!(matches!(Kernel::Affine.check(&params[..39], &bindings), Err(ParamError::Length { found: 39, .. })));
+}
+
+#[test]
+fn names_carry_their_version() {
+    assert_eq!(Kernel::from_name("affine@1"), Ok(Kernel::Affine));
+    assert_eq!(Kernel::from_name("gather@1"), Ok(Kernel::Gather));
+    for unknown in ["affine", "affine@2", "scan@1", ""] {
+        let error = Kernel::from_name(unknown).unwrap_err().to_string();
+        assert_eq!(error, format!("no kernel `{unknown}`; this host offers gather@1, affine@1"));
+    }
+}
+
+#[test]
+fn slices_cover_each_row_once() {
+    let p = AffineParams { tokens: 1000, row_stride: 12, head_stride: 6, ..AFFINE };
+    let call = affine(p, &[0, 24], [999 * 36 + 36, 288, 12, 4000, 12_000]).unwrap();
+    let whole = call.slices(u64::MAX);
+    assert_eq!(whole.len(), 1);
+    assert_eq!((whole[0].rows.clone(), whole[0].workgroups), (0..1000, [1, 32, 1]));
+    assert_eq!(call.invocations(), 32 * 64);
+    assert_eq!(call.flops(), 1000 * (2 * 24 * 12 + 3 * 2 * 4));
+
+    let slices = call.slices(call.flops() / 7);
+    assert!((7..=9).contains(&slices.len()), "{}", slices.len());
+    let mut next = 0;
+    for slice in &slices {
+        assert_eq!(slice.rows.start, next);
+        assert_eq!(slice.workgroups[1], slice.rows.len().div_ceil(32) as u32);
+        next = slice.rows.end;
+        let params = call.gpu_params(slice.rows.start);
+        assert_eq!(params.len(), 48);
+        let read: AffineParams = bytemuck::pod_read_unaligned(&params[..40]);
+        assert_eq!(read, AffineParams { first_row: slice.rows.start, ..p });
+        assert_eq!(params[40..], *bytemuck::bytes_of(&[0u32, 24]));
+    }
+    assert_eq!(next, 1000);
+    assert_eq!(call.slices(0).len(), 32, "a tile of rows is the least");
+}
+
+/// Every element of a footprint, one by one.
+fn elements(f: &Footprint) -> Vec<u64> {
+    let mut all = Vec::new();
+    for plane in 0..u64::from(f.planes) {
+        for row in 0..u64::from(f.rows) {
+            let first = u64::from(f.first) + plane * u64::from(f.plane_stride) + row * u64::from(f.row_stride);
+            all.extend(first..first + u64::from(f.cols));
+        }
+    }
+    all
+}
+
+fn in_bounds(call: &Checked, sizes: &[u64]) -> Result<(), TestCaseError> {
+    let writes = call.writes();
+    let mut written = elements(&writes);
+    prop_assert_eq!(written.len() as u64, writes.elements());
+    prop_assert!(written.iter().all(|at| writes.span().contains(at) && *at < sizes[writes.binding as usize]));
+    written.sort_unstable();
+    prop_assert!(written.windows(2).all(|pair| pair[0] < pair[1]), "written twice");
+    for read in call.reads() {
+        prop_assert!(elements(&read).iter().all(|&at| at < sizes[read.binding as usize]));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn admitted_gathers_stay_in_bounds(fields in [1u32..6, 1u32..4, 1u32..8, 0u32..8, 0u32..40, 0u32..20, 0u32..30],
+                                       sizes in [1u64..90, 1u64..40, 1u64..90]) {
+        let [tokens, kv_heads, head_dim, rope_dims, head_stride, row_stride, panel_row_stride] = fields;
+        let p = GatherParams { tokens, kv_heads, head_dim, rope_dims, head_stride, row_stride, panel_row_stride, first_row: 0 };
+        if let Ok(call) = gather(p, sizes) {
+            in_bounds(&call, &sizes)?;
+        }
+    }
+
+    #[test]
+    fn admitted_affines_stay_in_bounds(fields in [1u32..6, 1u32..8, 1u32..20, 1u32..4, 1u32..8, 0u32..8, 0u32..40, 0u32..20],
+                                       offsets in prop::collection::vec(0u32..40, 1..4),
+                                       sizes in [1u64..120, 1u64..300, 1u64..30, 1u64..40, 1u64..90]) {
+        let [tokens, block_width, panel_row_stride, kv_heads, head_dim, rope_dims, head_stride, row_stride] = fields;
+        let blocks = offsets.len() as u32;
+        let p = AffineParams {
+            tokens, blocks, block_width, panel_row_stride, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row: 0,
+        };
+        if let Ok(call) = affine(p, &offsets, sizes) {
+            in_bounds(&call, &sizes)?;
+        }
+    }
+
+    #[test]
+    fn admitted_scans_stay_in_bounds(fields in [1u32..6, 1u32..8, 1u32..4, 0u32..20, 0u32..40, 0u32..20], size in 1u64..120) {
+        let [rows, cols, planes, row_stride, plane_stride, offset] = fields;
+        let p = ScanParams { rows, cols, planes, row_stride, plane_stride, offset, poison: POISON, first_row: 0 };
+        let bindings = [4 * size, 12].map(|bytes| Bound { bytes, element: Element::U32 });
+        if let Ok(call) = Kernel::Scan.check(bytemuck::bytes_of(&p), &bindings) {
+            in_bounds(&call, &[size, 3])?;
+        }
+    }
+
+    /// Any bytes at all: an answer, not a panic.
+    #[test]
+    fn any_parameter_bytes_get_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..80),
+                                         sizes in prop::collection::vec(any::<u64>(), 0..6)) {
+        let bindings: Vec<Bound> = sizes.iter().map(|&n| Bound::f32(n)).collect();
+        for kernel in Kernel::ALL {
+            if let Ok(call) = kernel.check(&bytes, &bindings) {
+                call.slices(1 << 30);
+                call.invocations();
+            }
+        }
+    }
+
+    /// Field values that look real but don't fit together, with bindings that are large: an answer, not a panic.
+    #[test]
+    fn large_parameters_get_an_answer(fields in prop::array::uniform9(prop_oneof![0u32..5, any::<u32>()]),
+                                      bytes in any::<u64>()) {
+        let mut block = fields.to_vec();
+        block[1] %= 3;
+        block.push(0);
+        block.extend(std::iter::repeat_n(fields[8], block[1] as usize));
+        if let Ok(call) = Kernel::Affine.check(bytemuck::cast_slice(&block), &[Bound::f32(bytes); 5]) {
+            call.flops();
+            call.reads();
+        }
+        block.truncate(7);
+        block.push(0);
+        if let Ok(call) = Kernel::Gather.check(bytemuck::cast_slice(&block), &[Bound::f32(bytes); 3]) {
+            call.flops();
+            call.reads();
+        }
+    }
+}
