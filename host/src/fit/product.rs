@@ -41,7 +41,7 @@ pub(super) fn multiply<T: Element>(
     right: View<'_, T>,
 ) {
     let (rows, cols) = (left.rows, right.cols);
-    let product = || -> Result<(), GemmError> {
+    let mut product = || -> Result<(), GemmError> {
         matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, left.checked()?, right.checked()?, Threads::All)
     };
     product().expect("the fit's own shapes match");
