@@ -50,7 +50,7 @@ impl FromStr for Digest {
 
     fn from_str(s: &str) -> Result<Digest, ParseDigestError> {
         let err = || ParseDigestError(s.to_owned());
-        if s.len() != 64 || !s.is_ascii() {
+        if s.len() != 64 || !s.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(err());
         }
         let mut bytes = [0; 32];
@@ -84,16 +84,84 @@ impl DigestBuilder {
     }
 
     /// Adds a field.
-    pub fn field(mut self, tag: &str, bytes: &[u8]) -> DigestBuilder {
+    pub fn field(self, tag: &str, bytes: &[u8]) -> DigestBuilder {
+        let mut field = self.long_field(tag, bytes.len());
+        field.update(bytes);
+        field.finish()
+    }
+
+    /// Adds a field of `len` bytes that come piece by piece.
+    pub(crate) fn long_field(mut self, tag: &str, len: usize) -> LongField {
         self.0.update((tag.len() as u64).to_le_bytes());
         self.0.update(tag.as_bytes());
-        self.0.update((bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
-        self
+        self.0.update((len as u64).to_le_bytes());
+        LongField { digest: self, missing: len }
     }
 
     /// The digest of all fields added.
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
+    }
+}
+
+/// A field whose bytes are still coming.
+pub(crate) struct LongField {
+    digest: DigestBuilder,
+    missing: usize,
+}
+
+impl LongField {
+    /// Takes the next bytes.
+    ///
+    /// # Panics
+    ///
+    /// When there are more than were announced.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.missing = self.missing.checked_sub(bytes.len()).expect("a field has the length it announced");
+        self.digest.0.update(bytes);
+    }
+
+    /// Closes the field.
+    ///
+    /// # Panics
+    ///
+    /// When there were fewer bytes than announced.
+    pub(crate) fn finish(self) -> DigestBuilder {
+        assert_eq!(self.missing, 0, "a field has the length it announced");
+        self.digest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_is_what_sha256sum_prints() {
+        // FIPS 180-2, appendix B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(Digest::of(b"abc").to_string(), abc);
+        assert_eq!(abc.parse::<Digest>().unwrap(), Digest::of(b"abc"));
+        for wrong in ["", &abc[1..], &abc.replace('b', "g"), &format!("+{}", &abc[1..])] {
+            assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn bytes_cannot_move_between_fields() {
+        let digest = |fields: &[(&str, &[u8])]| {
+            fields.iter().fold(DigestBuilder::new("test"), |builder, (tag, bytes)| builder.field(tag, bytes)).finish()
+        };
+        let all = [
+            digest(&[]),
+            digest(&[("a", b"bc")]),
+            digest(&[("ab", b"c")]),
+            digest(&[("a", b"b"), ("c", b"")]),
+            digest(&[("a", b""), ("b", b"c")]),
+            DigestBuilder::new("other").field("a", b"bc").finish(),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|other| other != one), "digest {i} comes twice");
+        }
     }
 }

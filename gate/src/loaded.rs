@@ -90,6 +90,9 @@ impl Loaded {
     }
 }
 
+/// Bytes copied before they are hashed: few enough to be in the cache still, so that memory is read once.
+const HASHED_AT_ONCE: usize = 64 << 10;
+
 /// Collects the parts of a [`Loaded`].
 #[derive(Debug)]
 pub struct Loader {
@@ -121,18 +124,18 @@ impl Loader {
     /// Copies a weight tensor in and hashes the copy; a second tensor of the same name replaces the first.
     pub fn weight(&mut self, name: &str, elem: WeightElem, shape: &[usize], bytes: &[u8]) {
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
-            let mut raw = [0; 8];
-            raw[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(raw);
-        }
         let mut digest = DigestBuilder::new("weight").field("elem", &[elem as u8]);
         for extent in shape {
             digest = digest.field("extent", &(*extent as u64).to_le_bytes());
         }
-        // The copy is hashed, not what it was copied from.
-        let copy: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).take(bytes.len()).collect();
-        let digest = digest.field("bytes", &copy).finish();
+        let mut field = digest.long_field("bytes", bytes.len());
+        let copy = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()];
+        for (to, from) in copy.chunks_mut(HASHED_AT_ONCE).zip(bytes.chunks(HASHED_AT_ONCE)) {
+            to.copy_from_slice(from);
+            // The copy is hashed, not what it was copied from: a mapped file may change between the two.
+            field.update(to);
+        }
+        let digest = field.finish().finish();
         let tensor = WeightTensor { elem, shape: shape.to_vec(), words, len: bytes.len() };
         self.weight_digests.insert(name.to_owned(), digest);
         self.weights.insert(name.to_owned(), tensor);
@@ -158,5 +161,59 @@ impl Loader {
             pair: self.pair,
             artifact: artifact.finish(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(change: impl FnOnce(&mut Loader)) -> Loaded {
+        let mut loader = Loader::new(b"component".to_vec(), b"identity");
+        loader.shader("map", "fn main() {}");
+        loader.weight("w", WeightElem::F32, &[2, 2], &[1; 16]);
+        change(&mut loader);
+        loader.finish()
+    }
+
+    #[test]
+    fn every_part_counts() {
+        let plain = load(|_| {});
+        assert_eq!(plain.artifact(), load(|_| {}).artifact());
+        let changes: [(&str, Loaded); 8] = [
+            (
+                "a weight's byte",
+                load(|l| l.weight("w", WeightElem::F32, &[2, 2], &[[1; 15].as_slice(), &[0]].concat())),
+            ),
+            ("a weight's shape", load(|l| l.weight("w", WeightElem::F32, &[4, 1], &[1; 16]))),
+            ("a weight's element type", load(|l| l.weight("w", WeightElem::F16, &[2, 2], &[1; 16]))),
+            ("a further weight", load(|l| l.weight("x", WeightElem::F32, &[0], &[]))),
+            ("a further shader", load(|l| l.shader("map2", "fn main() {}"))),
+            ("a shader's text moved into its name", load(|l| l.shaders = vec![("mapfn".into(), " main() {}".into())])),
+            ("the component", load(|l| l.component.push(0))),
+            ("the pair", load(|l| l.pair = Digest::of(b"other"))),
+        ];
+        for (what, changed) in changes {
+            assert_ne!(plain.artifact(), changed.artifact(), "{what} leaves the digest as it was");
+        }
+    }
+
+    #[test]
+    fn a_weight_is_copied_whole_and_hashed_as_one_field() {
+        // Not a multiple of 8, and longer than what is hashed at once.
+        let bytes: Vec<u8> = (0..HASHED_AT_ONCE * 2 + 13).map(|i| (i % 251) as u8).collect();
+        let mut loader = Loader::new(Vec::new(), b"");
+        loader.weight("w", WeightElem::F16, &[bytes.len() / 2], &bytes);
+        let expected = DigestBuilder::new("weight")
+            .field("elem", &[WeightElem::F16 as u8])
+            .field("extent", &((bytes.len() / 2) as u64).to_le_bytes())
+            .field("bytes", &bytes)
+            .finish();
+        assert_eq!(loader.weight_digests["w"], expected);
+        let tensor = &loader.weights["w"];
+        let copy: Vec<u8> = tensor.words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(tensor.byte_len(), bytes.len());
+        assert_eq!(&copy[..bytes.len()], bytes);
+        assert_eq!(copy[bytes.len()..], [0; 3]);
     }
 }

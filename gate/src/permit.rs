@@ -1,23 +1,294 @@
-//! Proof that the gate allowed one migration.
+//! Proof that the gate allowed one migration, and what becomes of it.
+//!
+//! `Permit → Redeemed → (Migrated | Trialled, Receipt) → settled | unaudited | failed`. Each arrow consumes the value on its
+//! left; dropping any of them on the way writes the ticket down as abandoned.
 
-use crate::Digest;
+use std::{fmt, marker::PhantomData, time::Duration};
 
-/// A result of a permitted migration; the only form in which a mapped cache travels.
-#[must_use = "a migration that is not resumed counts as abandoned"]
-#[derive(Debug)]
-pub struct Migrated<T> {
-    cache: T,
-    artifact: Digest,
+use crate::{
+    Digest, Loaded, Ticket,
+    ledger::{LedgerError, lease::Lease},
+};
+
+/// What a permit is for: [`Live`] or [`Trial`], and nothing else.
+pub trait Purpose: sealed::Sealed {
+    /// The form in which a mapped cache leaves the migration.
+    type Outcome<T>;
+
+    /// Wraps what a redeemed permit made; nobody else can make a [`sealed::Made`].
+    #[doc(hidden)]
+    fn outcome<T>(made: sealed::Made<T>) -> Self::Outcome<T>;
 }
+
+/// A migration whose cache will be decoded from.
+#[derive(Debug)]
+pub enum Live {}
+
+/// A migration that is only measured: held-out evaluation, or the audit of a refused request.
+#[derive(Debug)]
+pub enum Trial {}
+
+mod sealed {
+    use super::{Digest, Live, Ticket, Trial};
+
+    pub trait Sealed {}
+    impl Sealed for Live {}
+    impl Sealed for Trial {}
+
+    /// A mapped cache on its way from a redeemed permit into its outcome.
+    #[derive(Debug)]
+    pub struct Made<T> {
+        pub(super) cache: T,
+        pub(super) artifact: Digest,
+        pub(super) ticket: Ticket,
+    }
+}
+
+impl Purpose for Live {
+    type Outcome<T> = Migrated<T>;
+
+    fn outcome<T>(made: sealed::Made<T>) -> Migrated<T> {
+        Migrated(made)
+    }
+}
+
+impl Purpose for Trial {
+    type Outcome<T> = Trialled<T>;
+
+    fn outcome<T>(made: sealed::Made<T>) -> Trialled<T> {
+        Trialled(made)
+    }
+}
+
+/// Leave to run one artifact against one cache, once.
+///
+/// Minted only by [`Gate::decide`](crate::Gate::decide) and [`Gate::trial`](crate::Gate::trial).
+#[must_use = "a permit that is dropped is written down as abandoned"]
+pub struct Permit<P: Purpose> {
+    lease: Lease,
+    terms: Terms,
+    purpose: PhantomData<P>,
+}
+
+/// What a permit is bound to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// The component, shaders, weights and pair that were decided on.
+    pub(crate) artifact: Digest,
+    /// The source cache that was decided on.
+    pub(crate) cache: Digest,
+    /// Mappings the cache will have gone through afterwards.
+    pub(crate) hops: u32,
+}
+
+impl<P: Purpose> Permit<P> {
+    pub(crate) fn mint(lease: Lease, terms: Terms) -> Permit<P> {
+        Permit { lease, terms, purpose: PhantomData }
+    }
+
+    /// The ticket under which the ledger knows this migration.
+    pub fn ticket(&self) -> &Ticket {
+        self.lease.ticket()
+    }
+
+    /// Digest of the artifact that may run.
+    pub fn artifact(&self) -> Digest {
+        self.terms.artifact
+    }
+
+    /// Mappings the cache will have gone through after this one.
+    pub fn hops(&self) -> u32 {
+        self.terms.hops
+    }
+
+    /// Exchanges the permit for the right to run `loaded` against the cache with digest `cache`.
+    ///
+    /// The redeemed permit lends `loaded` out again: an executor that takes the bytes from there runs what was compared.
+    ///
+    /// # Errors
+    ///
+    /// When either digest is not the one decided on; the ticket then ends as failed. When the lease ran out before, or the
+    /// ledger can't be written.
+    pub fn redeem<'a>(mut self, loaded: &'a Loaded, cache: Digest) -> Result<Redeemed<'a, P>, RedeemError> {
+        let Terms { artifact, cache: decided_on, .. } = self.terms;
+        let swapped = if loaded.artifact() != artifact {
+            Some(RedeemError::ArtifactSwapped { expected: artifact, found: loaded.artifact() })
+        } else if cache != decided_on {
+            Some(RedeemError::CacheSwapped { expected: decided_on, found: cache })
+        } else {
+            None
+        };
+        if let Some(error) = swapped {
+            self.lease.fail(&error.to_string())?;
+            return Err(error);
+        }
+        self.lease.take_off()?;
+        Ok(Redeemed { lease: self.lease, terms: self.terms, loaded, purpose: PhantomData })
+    }
+
+    /// Gives the permit back unused because something it needs went wrong before it could run.
+    ///
+    /// # Errors
+    ///
+    /// When the ledger can't be written.
+    pub fn fail(self, why: &str) -> Result<Ticket, LedgerError> {
+        self.lease.fail(why)
+    }
+}
+
+/// A permit whose artifact and cache were found to be the ones decided on.
+#[must_use = "a redeemed permit that is dropped is written down as abandoned"]
+pub struct Redeemed<'a, P: Purpose> {
+    lease: Lease,
+    terms: Terms,
+    loaded: &'a Loaded,
+    purpose: PhantomData<P>,
+}
+
+impl<'a, P: Purpose> Redeemed<'a, P> {
+    /// The ticket under which the ledger knows this migration.
+    pub fn ticket(&self) -> &Ticket {
+        self.lease.ticket()
+    }
+
+    /// The artifact that may run.
+    pub fn loaded(&self) -> &'a Loaded {
+        self.loaded
+    }
+
+    /// Mappings the cache will have gone through after this one.
+    pub fn hops(&self) -> u32 {
+        self.terms.hops
+    }
+
+    /// Wraps the mapped cache, after the caller has checked that the device reported no error and every output was written.
+    pub fn complete<T>(self, cache: T) -> (P::Outcome<T>, Receipt) {
+        let made = sealed::Made { cache, artifact: self.terms.artifact, ticket: self.lease.ticket().clone() };
+        (P::outcome(made), Receipt { lease: self.lease })
+    }
+
+    /// Ends the migration as failed: there is no cache, and the ordinary prefill runs.
+    ///
+    /// # Errors
+    ///
+    /// When the ledger can't be written.
+    pub fn fail(self, why: &str) -> Result<Ticket, LedgerError> {
+        self.lease.fail(why)
+    }
+}
+
+/// The result of a permitted migration; the only form in which a mapped cache reaches a decoder.
+#[must_use = "a mapped cache that is not resumed was mapped for nothing"]
+#[derive(Debug)]
+pub struct Migrated<T>(sealed::Made<T>);
 
 impl<T> Migrated<T> {
     /// Digest of the artifact (module, weights, pair) that mapped it.
     pub fn artifact(&self) -> Digest {
-        self.artifact
+        self.0.artifact
+    }
+
+    /// The ticket it was mapped under.
+    pub fn ticket(&self) -> &Ticket {
+        &self.0.ticket
     }
 
     /// Hands the cache to a decoder. Only `engine::resume` of the host calls this.
     pub fn release(self) -> T {
-        self.cache
+        self.0.cache
+    }
+}
+
+/// The result of a trial: it may be scored, and is another type than what a decoder serves from.
+#[must_use = "a trial that is not measured was run for nothing"]
+#[derive(Debug)]
+pub struct Trialled<T>(sealed::Made<T>);
+
+impl<T> Trialled<T> {
+    /// Digest of the artifact (module, weights, pair) that mapped it.
+    pub fn artifact(&self) -> Digest {
+        self.0.artifact
+    }
+
+    /// The ticket it was mapped under.
+    pub fn ticket(&self) -> &Ticket {
+        &self.0.ticket
+    }
+
+    /// Hands the cache to a measurement. Only the host's scoring calls this.
+    pub fn release(self) -> T {
+        self.0.cache
+    }
+}
+
+/// What is owed to the ledger for a completed migration.
+#[must_use = "a receipt that is dropped is written down as abandoned: settle it, or say that it goes unaudited"]
+pub struct Receipt {
+    lease: Lease,
+}
+
+impl Receipt {
+    /// The ticket under which the ledger knows this migration.
+    pub fn ticket(&self) -> &Ticket {
+        self.lease.ticket()
+    }
+
+    /// Leaves the ticket in flight for another process, which settles it by name within `lease`.
+    ///
+    /// # Errors
+    ///
+    /// When the earlier lease ran out before, or the ledger can't be written.
+    pub fn hand_over(self, lease: Duration) -> Result<Ticket, LedgerError> {
+        self.lease.hand_over(lease)
+    }
+
+    pub(crate) fn into_lease(self) -> Lease {
+        self.lease
+    }
+}
+
+/// Why a permit could not be redeemed.
+#[derive(Debug, thiserror::Error)]
+pub enum RedeemError {
+    /// The module, a shader, a weight or the pair's identity changed after the decision.
+    #[error(
+        "the artifact about to run is {}, the permit is for {}: a module, shader, weight or manifest changed after \
+         the decision; load the pair again and ask anew",
+        found.short(), expected.short()
+    )]
+    ArtifactSwapped {
+        /// What was decided on.
+        expected: Digest,
+        /// What was about to run.
+        found: Digest,
+    },
+    /// The cache is not the one decided on.
+    #[error("the cache is {}, the permit is for {}: ask anew for this cache", found.short(), expected.short())]
+    CacheSwapped {
+        /// What was decided on.
+        expected: Digest,
+        /// What was about to be mapped.
+        found: Digest,
+    },
+    /// The ledger could not be written, or had given the ticket up.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+impl<P: Purpose> fmt::Debug for Permit<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("ticket", self.ticket()).field("terms", &self.terms).finish_non_exhaustive()
+    }
+}
+
+impl<P: Purpose> fmt::Debug for Redeemed<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redeemed").field("ticket", self.ticket()).field("terms", &self.terms).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Receipt").field(self.ticket()).finish()
     }
 }

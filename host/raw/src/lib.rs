@@ -1,1 +1,8 @@
-//! Placeholder.
+//! The few unsafe calls of kvmig's host, each with its soundness argument. Nothing here knows of gates or caches.
+
+pub mod compiled;
+pub mod map;
+pub mod shader;
+
+pub use compiled::CompiledStore;
+pub use map::MappedFile;

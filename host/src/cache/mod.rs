@@ -8,7 +8,7 @@ mod layout;
 mod planes;
 mod provenance;
 
-pub use file::{CacheFileError, read, write};
+pub use file::{CacheFileError, read, write, write_mapped};
 pub use layout::{CacheLayout, Elem, Pairing, Rope, RopeScaling};
 pub use planes::{KvPlanes, LayerKv, Plane};
 pub use provenance::{Hop, Provenance};

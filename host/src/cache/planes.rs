@@ -78,11 +78,21 @@ pub struct LayerKv {
 }
 
 /// All layers' planes, with room for `capacity` tokens.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KvPlanes {
     layout: CacheLayout,
     capacity: usize,
     layers: Vec<LayerKv>,
+}
+
+/// The description without the millions of numbers.
+impl std::fmt::Debug for KvPlanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvPlanes")
+            .field("layout", &self.layout)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
 }
 
 impl KvPlanes {

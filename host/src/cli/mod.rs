@@ -1,1 +1,85 @@
-//! Placeholder: cli.
+//! The command line: parse, then resolve, then act. One file a command.
+
+mod conform;
+mod devices;
+mod evidence;
+mod fit;
+mod gate;
+mod models;
+mod pair;
+mod report;
+mod run;
+
+use std::{io::Write, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Hands a conversation from one language model to its sibling by mapping its KV cache.
+///
+/// `kvmig run` without arguments shows it on a small family of models that comes with the program. For your own models: `kvmig
+/// fit` makes a pair folder from some text, `kvmig run --pair` uses it.
+///
+/// Exit codes: 0 an answer was given, by whatever way; 1 the gate refused and --require-migration was given; 2 an error.
+#[derive(Debug, Parser)]
+#[command(name = "kvmig", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer a prompt: prefill on the source, hand over to the target, decode there
+    Run(Box<run::Args>),
+    /// Fit a mapper for a pair of models from text, and measure it on held-out documents
+    Fit(Box<fit::Args>),
+    /// Show what a pair folder holds and what it is worth
+    Pair(pair::Args),
+    /// List the devices that can map, what is missing, and how to get it
+    Devices(devices::Args),
+    /// Hold every device's kernels against f64 references
+    Conform(conform::Args),
+    /// Look into the gate's ledger, or settle a ticket
+    Gate(gate::Args),
+}
+
+/// How a command ended, short of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// What was asked for was done.
+    Done,
+    /// It was done, and the answer is no: the gate refused under `--require-migration`, a conformance case failed.
+    Negative,
+}
+
+/// Runs the program with the process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ended = match cli.command {
+        Command::Run(args) => run::run(*args),
+        Command::Fit(args) => fit::run(*args),
+        Command::Pair(args) => pair::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::Conform(args) => conform::run(args),
+        Command::Gate(args) => gate::run(args),
+    };
+    match ended {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Negative) => ExitCode::from(1),
+        Err(error) => {
+            // A reader that closed the pipe has had enough; that is no error of ours.
+            if is_broken_pipe(&error) {
+                return ExitCode::SUCCESS;
+            }
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}

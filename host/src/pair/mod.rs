@@ -1,1 +1,229 @@
-//! Placeholder: pair.
+//! Pairs: what moves a conversation from one model to one of its siblings.
+//!
+//! A pair is a folder of four files: the readable manifest `pair.toml`, the module `mapper.wasm`, `weights.safetensors`, and
+//! `evidence.json`, the outcomes of the held-out documents. [`Pair::open`] and [`Pair::from_bytes`] parse and check all of
+//! it; a [`Pair`] need not be checked again, except against the two models it is used with ([`Pair::check`]).
+
+mod check;
+mod error;
+mod manifest;
+mod weights;
+mod write;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kvmig_gate::{Digest, Evidence, Loaded, Loader};
+
+use crate::engine::Model;
+
+pub use check::RidgeSettings;
+pub use error::PairError;
+pub use manifest::{
+    CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
+    WeightsRecord,
+};
+pub use weights::encode as encode_weights;
+
+/// The manifest's file name.
+pub const MANIFEST: &str = "pair.toml";
+/// The weights' file name.
+pub const WEIGHTS: &str = "weights.safetensors";
+/// The module's file name.
+pub const MODULE: &str = "mapper.wasm";
+/// The file name of the held-out documents' outcomes.
+pub const EVIDENCE: &str = "evidence.json";
+
+/// Every file of a folder.
+const FILES: [&str; 4] = [MANIFEST, MODULE, WEIGHTS, EVIDENCE];
+
+/// A checked pair: digests agree, shapes agree, numbers are finite, evidence is about what is loaded.
+#[derive(Debug)]
+pub struct Pair {
+    manifest: Manifest,
+    loaded: Arc<Loaded>,
+    evidence: Option<Evidence>,
+    label: String,
+}
+
+/// The bytes of a pair's files.
+#[derive(Clone, Copy, Debug)]
+pub struct PairFiles<'a> {
+    /// `pair.toml`.
+    pub manifest: &'a [u8],
+    /// `mapper.wasm`.
+    pub module: &'a [u8],
+    /// `weights.safetensors`.
+    pub weights: &'a [u8],
+    /// `evidence.json`, where the manifest has evidence.
+    pub evidence: Option<&'a [u8]>,
+}
+
+impl Pair {
+    /// Reads a pair folder.
+    ///
+    /// # Errors
+    /// [`PairError`], naming file, field, what was found and what was expected.
+    pub fn open(folder: &Path) -> Result<Pair, PairError> {
+        let read = |name: &str| {
+            let file = folder.join(name);
+            std::fs::read(&file).map_err(|source| PairError::Read { file, source })
+        };
+        let (manifest, module, weights) = (read(MANIFEST)?, read(MODULE)?, read(WEIGHTS)?);
+        let label = folder.display().to_string();
+        let wants_evidence = check::parse(&label, &manifest)?.evidence.is_some();
+        let evidence = if wants_evidence { Some(read(EVIDENCE)?) } else { None };
+        let files = PairFiles { manifest: &manifest, module: &module, weights: &weights, evidence: evidence.as_deref() };
+        Pair::from_bytes(&label, files)
+    }
+
+    /// Checks a pair whose files are in memory, compiled into the program say; `label` is what messages call it.
+    ///
+    /// # Errors
+    /// [`PairError`], naming file, field, what was found and what was expected.
+    pub fn from_bytes(label: &str, files: PairFiles<'_>) -> Result<Pair, PairError> {
+        let manifest = check::parse(label, files.manifest)?;
+        check::digests(label, &manifest, &files)?;
+        let loaded = load(label, &manifest.identity, files.module, files.weights)?;
+        check::identity(label, &manifest.identity, &loaded)?;
+        let evidence = check::evidence(label, &manifest, &loaded, files.evidence)?;
+        Ok(Pair { manifest, loaded: Arc::new(loaded), evidence, label: label.to_owned() })
+    }
+
+    /// What people and the ledger call it.
+    pub fn name(&self) -> &str {
+        &self.manifest.name
+    }
+
+    /// The whole manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// What the mapper computes.
+    pub fn identity(&self) -> &Identity {
+        &self.manifest.identity
+    }
+
+    /// Digest of the model whose caches it maps.
+    pub fn source_digest(&self) -> Digest {
+        self.manifest.identity.source.digest
+    }
+
+    /// Digest of the model it maps them for.
+    pub fn target_digest(&self) -> Digest {
+        self.manifest.identity.target.digest
+    }
+
+    /// First positions that the target computes itself, in tokens.
+    pub fn head(&self) -> usize {
+        self.manifest.identity.head
+    }
+
+    /// Last prompt tokens that the target computes itself.
+    pub fn tail(&self) -> usize {
+        self.manifest.identity.tail
+    }
+
+    /// Kind of mapper, such as `ridge`.
+    pub fn mapper(&self) -> &str {
+        &self.manifest.identity.mapper.kind
+    }
+
+    /// The JSON that its module is set with.
+    pub fn settings(&self) -> &str {
+        &self.manifest.identity.mapper.settings
+    }
+
+    /// The bytes that will run.
+    pub fn loaded(&self) -> &Arc<Loaded> {
+        &self.loaded
+    }
+
+    /// What it did on held-out documents.
+    pub fn evidence(&self) -> Option<&Evidence> {
+        self.evidence.as_ref()
+    }
+
+    /// Holds the pair against the two models that are there.
+    ///
+    /// # Errors
+    /// [`PairError::Disagreement`] for another model, tokenizer, shape or rotation than the pair was fitted for.
+    pub fn check(&self, source: &Model, target: &Model) -> Result<(), PairError> {
+        check::models(&self.label, &self.manifest.identity, &ModelRecord::of(source), &ModelRecord::of(target))
+    }
+
+    /// [`Pair::check`] as the sentence a gate writes down.
+    pub fn mismatch(&self, source: &Model, target: &Model) -> Option<String> {
+        self.check(source, target).err().map(|error| error.to_string())
+    }
+}
+
+/// Copies module and weights into memory of their own and hashes the copies.
+fn load(label: &str, identity: &Identity, module: &[u8], weights: &[u8]) -> Result<Loaded, PairError> {
+    let mut loader = Loader::new(module.to_vec(), &identity.bytes());
+    weights::load(&file(label, WEIGHTS), weights, &mut loader)?;
+    Ok(loader.finish())
+}
+
+/// What messages call a file of the pair.
+fn file(label: &str, name: &str) -> String {
+    PathBuf::from(label).join(name).display().to_string()
+}
+
+/// A pair that was fitted but not yet measured: it can be tried, not used.
+#[derive(Debug)]
+pub struct Draft {
+    pair: Pair,
+    module: Vec<u8>,
+    weights: Vec<u8>,
+}
+
+impl Draft {
+    /// Puts a pair together and checks it as a reader would.
+    ///
+    /// # Errors
+    /// [`PairError`] where the parts don't fit together.
+    pub fn new(manifest: Manifest, module: Vec<u8>, weights: Vec<u8>) -> Result<Draft, PairError> {
+        let manifest = Manifest { evidence: None, ..manifest };
+        let label = manifest.name.clone();
+        let text = toml::to_string(&manifest)?;
+        let files = PairFiles { manifest: text.as_bytes(), module: &module, weights: &weights, evidence: None };
+        Ok(Draft { pair: Pair::from_bytes(&label, files)?, module, weights })
+    }
+
+    /// The pair as it can be tried.
+    pub fn pair(&self) -> &Pair {
+        &self.pair
+    }
+
+    /// Writes the folder, with evidence where there is some: all of it under another name first, then renamed.
+    ///
+    /// # Errors
+    /// [`PairError::Exists`] if something is there already, [`PairError`] if the evidence is about something else or the
+    /// folder can't be written.
+    pub fn write(self, folder: &Path, evidence: Option<Evidence>) -> Result<Pair, PairError> {
+        let evidence_bytes = evidence.as_ref().map(write::evidence);
+        let record = evidence.as_ref().zip(evidence_bytes.as_ref()).map(|(evidence, bytes)| EvidenceRecord {
+            sha256: Digest::of(bytes),
+            artifact: evidence.artifact,
+            domains: crate::measure::summary::summarise(&evidence.documents),
+        });
+        let manifest = Manifest { evidence: record, ..self.pair.manifest };
+        let text = write::manifest(&manifest)?;
+        let files = PairFiles {
+            manifest: text.as_bytes(),
+            module: &self.module,
+            weights: &self.weights,
+            evidence: evidence_bytes.as_deref(),
+        };
+        let pair = Pair::from_bytes(&folder.display().to_string(), files)?;
+        write::folder(folder, files)?;
+        Ok(pair)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Options that several commands share: models, devices, the ledger.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+
+use crate::{
+    bundled::Member,
+    device::{Device, DeviceChoice},
+    engine::{LoadOptions, Model, ModelSource, Precision},
+};
+
+/// How to load the models.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct EngineArgs {
+    /// Compute with quantised weights as they are, or with all weights as f32 (exact, four bytes a weight)
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Quantised)]
+    precision: PrecisionArg,
+    /// Threads to compute with [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PrecisionArg {
+    Quantised,
+    Dequantised,
+}
+
+impl EngineArgs {
+    /// As the engine takes it.
+    pub(super) fn options(self) -> LoadOptions {
+        let precision = match self.precision {
+            PrecisionArg::Quantised => Precision::Quantised,
+            PrecisionArg::Dequantised => Precision::Dequantised,
+        };
+        LoadOptions { precision, threads: self.threads.map(usize::from) }
+    }
+}
+
+/// A model as a person names it: a folder, a GGUF file, or `bundled:NAME`.
+#[derive(Clone, Debug)]
+pub(super) enum ModelArg {
+    Bundled(Member),
+    Path(PathBuf),
+}
+
+impl std::str::FromStr for ModelArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ModelArg, String> {
+        if let Some(member) = Member::from_name(text) {
+            return Ok(ModelArg::Bundled(member));
+        }
+        if text.starts_with("bundled:") {
+            let names: Vec<_> = Member::ALL.iter().map(|m| m.name()).collect();
+            return Err(format!("no such bundled model; there are {}", names.join(", ")));
+        }
+        Ok(ModelArg::Path(text.into()))
+    }
+}
+
+impl std::fmt::Display for ModelArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ModelArg::Bundled(member) => f.write_str(member.name()),
+            ModelArg::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl ModelArg {
+    /// Loads it.
+    pub(super) fn load(&self, options: LoadOptions) -> anyhow::Result<Model> {
+        let source = match self {
+            ModelArg::Bundled(member) => member.source(),
+            ModelArg::Path(path) => ModelSource::Path(path.clone()),
+        };
+        Ok(Model::load(&source, options)?)
+    }
+}
+
+/// Which device maps.
+#[derive(Clone, Debug, Args)]
+pub(super) struct DeviceArgs {
+    /// Device that maps: auto (a hardware GPU, else the CPU), cpu, gpu, gpu:N, or a backend or driver by name
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+}
+
+impl DeviceArgs {
+    /// Opens it.
+    pub(super) fn open(&self) -> anyhow::Result<Device> {
+        Ok(Device::open(&self.device)?)
+    }
+}
+
+/// Where the ledger is.
+#[derive(Clone, Debug, Args)]
+pub(super) struct LedgerArgs {
+    /// The gate's ledger [default: kvmig/ledger.sqlite in the platform's data folder]
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
+}
+
+impl LedgerArgs {
+    /// The file; its folder is made where it is missing.
+    pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
+        if let Some(path) = &self.ledger {
+            return Ok(path.clone());
+        }
+        let dirs = directories::ProjectDirs::from("", "", "kvmig")
+            .context("this platform names no data folder (is HOME set?): give --ledger FILE")?;
+        let folder = dirs.data_dir();
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("{}: can't be made; give --ledger FILE", folder.display()))?;
+        Ok(folder.join("ledger.sqlite"))
+    }
+}

@@ -1,0 +1,48 @@
+//! `kvmig pair`: what a pair folder holds and what it is worth.
+
+use std::{io::Write, path::PathBuf};
+
+use crate::{bundled, pair::Pair};
+
+use super::{Ending, evidence::evidence_table};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The pair folder, or `bundled`
+    folder: PathBuf,
+    /// Print the manifest and the evidence of every document as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
+    let pair = if args.folder.as_os_str() == "bundled" { bundled::default_pair()? } else { Pair::open(&args.folder)? };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let all = serde_json::json!({ "manifest": pair.manifest(), "evidence": pair.evidence() });
+        serde_json::to_writer_pretty(&mut out, &all)?;
+        writeln!(out)?;
+        return Ok(Ending::Done);
+    }
+    let (identity, fit) = (pair.identity(), &pair.manifest().fit);
+    writeln!(out, "pair       {}", pair.name())?;
+    for (label, model) in [("source", &identity.source), ("target", &identity.target)] {
+        let l = &model.layout;
+        writeln!(
+            out,
+            "{label:<10} {}: {} layers, {} KV heads of {}, model {}",
+            model.name, l.layers, l.kv_heads, l.head_dim, model.digest.short()
+        )?;
+    }
+    writeln!(out, "mapper     {}, k = {}, module {}", identity.mapper.kind, fit.k, identity.mapper.module.short())?;
+    writeln!(out, "ends       first {} and last {} tokens native", identity.head, identity.tail)?;
+    let corpora: Vec<String> = fit.corpora.iter().map(|c| format!("{} ({})", c.name, c.file)).collect();
+    writeln!(
+        out,
+        "fit        {} rows of {} sequences from {}; R² in sample: keys {:.2}, values {:.2}",
+        fit.rows, fit.sequences, corpora.join(", "), fit.r2_keys, fit.r2_values
+    )?;
+    writeln!(out)?;
+    evidence_table(&mut out, &pair)?;
+    Ok(Ending::Done)
+}

@@ -1,0 +1,140 @@
+//! What `kvmig run` says to a person: the report on stderr, the answer on stdout.
+
+use std::io::{self, Write};
+
+use kvmig_gate::Quality;
+
+use crate::migrate::{Ask, Record, Setup};
+
+/// Prints a run as it goes.
+pub(super) struct Report {
+    head: Vec<String>,
+    shown: bool,
+    spoke: bool,
+}
+
+impl Report {
+    /// A report on `ask`; a silent one where a record is printed instead.
+    pub(super) fn new(setup: &Setup<'_>, ask: &Ask<'_>, shown: bool) -> Report {
+        let device = setup.device.info();
+        let pair = setup.pair;
+        let head = vec![
+            line("models", &format!("{} → {}", setup.source.name(), setup.target.name())),
+            line("pair", &format!("{}: {}, k = {}", pair.name(), pair.mapper(), pair.manifest().fit.k)),
+            line("device", &format!("{} ({}, {})", device.name, device.backend, device.driver)),
+            line("prompt", &format!("{} tokens", grouped(ask.tokens.len()))),
+        ];
+        Report { head, shown, spoke: false }
+    }
+
+    /// The decision and its cost, when the first token is there.
+    pub(super) fn ready(&mut self, record: &Record) -> io::Result<()> {
+        if !self.shown {
+            return Ok(());
+        }
+        let mut err = io::stderr().lock();
+        for text in &self.head {
+            writeln!(err, "{text}")?;
+        }
+        writeln!(err, "{}", line("decision", &format!("{}: {}", record.decision, record.reason_text)))?;
+        let t = &record.tokens;
+        if record.decision == "migrate" {
+            let share = 100.0 * t.mapped as f64 / t.prompt as f64;
+            let text = format!(
+                "{} mapped ({share:.0} %), {} + {} native (head + tail)",
+                grouped(t.mapped), t.native_head, t.native_tail
+            );
+            writeln!(err, "{}", line("tokens", &text))?;
+        }
+        let ms = &record.ms;
+        writeln!(err, "{}", line("source", &format!("prefill {}", duration(ms.source_prefill))))?;
+        if record.decision == "migrate" {
+            let stages = [
+                ("gate", ms.gate), ("module", ms.module), ("weights", ms.weights), ("upload", ms.upload), ("map", ms.map),
+                ("readback", ms.readback), ("install", ms.install), ("native ends", ms.native_ends),
+            ];
+            let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
+            writeln!(err, "{}", line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))))?;
+        } else if let Some(reprefill) = ms.reprefill {
+            writeln!(err, "{}", line("target", &format!("ordinary prefill {}", duration(reprefill))))?;
+        }
+        writeln!(err)
+    }
+
+    /// A piece of the answer.
+    pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
+        if !self.shown {
+            return Ok(());
+        }
+        self.spoke = true;
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    /// The answer is complete, the audit begins.
+    pub(super) fn auditing(&mut self) -> io::Result<()> {
+        self.end_answer()
+    }
+
+    fn end_answer(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.spoke) { writeln!(io::stdout().lock()) } else { Ok(()) }
+    }
+
+    /// The end: what an audit found.
+    pub(super) fn done(&mut self, record: &Record) -> io::Result<()> {
+        self.end_answer()?;
+        let mut err = io::stderr().lock();
+        if let (Some(realised), Some(reprefill)) = (&record.realised, record.ms.reprefill) {
+            writeln!(err)?;
+            let speed = reprefill / record.ms.handoff;
+            let text = format!(
+                "{} for the prefill it replaced: {speed:.1}x slower than the handoff (limit by FLOPs {:.1}x)",
+                duration(reprefill), record.flops.limit
+            );
+            writeln!(err, "{}", line("re-prefill", &text))?;
+            writeln!(err, "{}", line("quality", &quality(realised)))?;
+            if let Some(predicted) = &record.predicted {
+                let verdict = if record.miss == Some(true) { "MISSED" } else { "held" };
+                let text = format!(
+                    "{} {:.3} expected, bound {:.3} {verdict}, floor {:.3} (n = {})",
+                    predicted.metric, predicted.value, predicted.bound, predicted.floor, predicted.n
+                );
+                writeln!(err, "{}", line("predicted", &text))?;
+            }
+        }
+        writeln!(err, "{}", line("ticket", &record.ticket))
+    }
+}
+
+fn line(label: &str, text: &str) -> String {
+    format!("{label:<11} {text}")
+}
+
+fn quality(q: &Quality) -> String {
+    let mut text = format!(
+        "KL {:.3} nats/token, agreement {:.2}, NLL gap {:+.3} nats/token over {} tokens of the target's own continuation",
+        q.kl_nats, q.agreement, q.nll_gap_nats, q.n
+    );
+    if let (Some(mean), Some(worst)) = (q.cosine_mean, q.cosine_worst_layer) {
+        text.push_str(&format!("; attention cosine {mean:.3}, worst layer {worst:.3}"));
+    }
+    text
+}
+
+fn duration(ms: f64) -> String {
+    if ms >= 10_000.0 { format!("{:.1} s", ms / 1e3) } else { format!("{ms:.1} ms") }
+}
+
+/// `1529` as `1,529`.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

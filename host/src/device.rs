@@ -1,1 +1,0 @@
-//! Buffers in, checked work, buffers out: on the CPU or through wgpu.

@@ -1,0 +1,275 @@
+//! The full-head ridge of [Heo] (METHOD §4): `Ŷ = X W + b`, X = all KV heads of the selected source layers.
+
+use std::{collections::BTreeMap, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    linalg::{Cholesky, LinalgError, Matrix},
+    moments::{Covariances, Moments},
+};
+
+/// What the λ of a ridge multiplies: the s of `W = (C + λsI)⁻¹ B`, C and B being covariances per token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LambdaConvention {
+    /// s = 1: as published.
+    PerToken,
+    /// s = the mean diagonal of C, so that one λ suits models of any scale.
+    #[default]
+    PerTokenRelative,
+    /// s = 1 / N: λ on the raw sums.
+    Sum,
+}
+
+impl LambdaConvention {
+    /// Every convention with the name it has in manifests and on the command line.
+    pub const ALL: [(&'static str, LambdaConvention); 3] = [
+        ("per-token", LambdaConvention::PerToken),
+        ("per-token-relative", LambdaConvention::PerTokenRelative),
+        ("sum", LambdaConvention::Sum),
+    ];
+}
+
+/// A convention that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("lambda convention `{0}`: expected per-token, per-token-relative or sum")]
+pub struct ParseConventionError(String);
+
+impl FromStr for LambdaConvention {
+    type Err = ParseConventionError;
+
+    fn from_str(s: &str) -> Result<LambdaConvention, ParseConventionError> {
+        let found = LambdaConvention::ALL.iter().find(|(name, _)| *name == s);
+        found.map(|(_, convention)| *convention).ok_or_else(|| ParseConventionError(s.to_owned()))
+    }
+}
+
+/// The strength of the ridge.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lambda {
+    /// λ ≥ 0.
+    pub value: f64,
+    /// What it multiplies.
+    pub convention: LambdaConvention,
+}
+
+impl Default for Lambda {
+    /// 0.01 of the mean variance.
+    fn default() -> Lambda {
+        Lambda { value: 0.01, convention: LambdaConvention::default() }
+    }
+}
+
+impl Lambda {
+    /// What is added to the diagonal of the covariance `c` over `rows` rows.
+    pub fn on_diagonal(&self, c: &Matrix, rows: f64) -> f64 {
+        match self.convention {
+            LambdaConvention::PerToken => self.value,
+            LambdaConvention::PerTokenRelative => self.value * c.trace() / c.rows().max(1) as f64,
+            LambdaConvention::Sum => self.value / rows,
+        }
+    }
+}
+
+/// The affine map of keys or values of one target layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AffineMap {
+    /// `[k · n_kv_s · d_s, n_kv_t · d_t]`.
+    pub weight: Matrix,
+    /// `[n_kv_t · d_t]`.
+    pub bias: Vec<f64>,
+    /// Mean of the source rows it reads, `[k · n_kv_s · d_s]`: what a rounded weight needs to find its bias again.
+    pub source_mean: Vec<f64>,
+    /// Mean of the target rows.
+    pub target_mean: Vec<f64>,
+    /// In-sample R² over all coordinates. A diagnostic: never used to choose k (METHOD §3).
+    pub r2: f64,
+    /// Jitter that the factorisation needed, 0 in the ordinary case.
+    pub jitter: f64,
+}
+
+impl AffineMap {
+    /// The bias that keeps the means mapped onto each other when the weight is replaced by `weight` (a rounded one).
+    pub fn bias_for(&self, weight: &[f32]) -> Vec<f32> {
+        let mut bias = self.target_mean.clone();
+        for (row, &mean) in weight.chunks_exact(bias.len()).zip(&self.source_mean) {
+            bias.iter_mut().zip(row).for_each(|(b, &w)| *b -= mean * f64::from(w));
+        }
+        bias.iter().map(|&b| b as f32).collect()
+    }
+}
+
+/// Solves `(C + λsI) W = B` for several right-hand sides of one system; also gives the jitter it needed.
+///
+/// # Errors
+/// [`LinalgError`] if C + λsI has no Cholesky factor.
+pub fn solve(c: &Matrix, rhs: &mut [Matrix], lambda: Lambda, rows: f64) -> Result<f64, LinalgError> {
+    let mut system = c.clone();
+    system.add_diagonal(lambda.on_diagonal(c, rows));
+    let factor = Cholesky::new(&system)?;
+    drop(system);
+    rhs.iter_mut().for_each(|b| factor.solve(b));
+    Ok(factor.jitter())
+}
+
+/// Keys' and values' maps of one target layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerMap {
+    /// Source layers it reads, in the order of its weight's rows.
+    pub sources: Vec<usize>,
+    /// Keys, content space to content space.
+    pub keys: AffineMap,
+    /// Values.
+    pub values: AffineMap,
+}
+
+/// Fits every target layer from the source layers chosen for it (`selection[target_layer]`).
+///
+/// # Errors
+/// [`LinalgError`] if a regularised covariance has no Cholesky factor.
+pub fn fit(moments: &Moments, selection: &[Vec<usize>], lambda: Lambda) -> Result<Vec<LayerMap>, LinalgError> {
+    let keys = fit_side(moments.keys(), selection, lambda)?;
+    let values = fit_side(moments.values(), selection, lambda)?;
+    let layers = selection.iter().zip(keys.into_iter().zip(values));
+    Ok(layers.map(|(sources, (keys, values))| LayerMap { sources: sources.clone(), keys, values }).collect())
+}
+
+fn fit_side(side: Covariances<'_>, selection: &[Vec<usize>], lambda: Lambda) -> Result<Vec<AffineMap>, LinalgError> {
+    // Target layers that read the same source layers share one factorisation: with k = all there is only one.
+    let mut groups: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
+    for (target_layer, sources) in selection.iter().enumerate() {
+        groups.entry(sources).or_default().push(target_layer);
+    }
+    let mut maps: Vec<Option<AffineMap>> = vec![None; selection.len()];
+    for (sources, targets) in groups {
+        let covariance = side.source(sources);
+        let diagonal = lambda.on_diagonal(&covariance, side.rows());
+        let crosses: Vec<Matrix> = targets.iter().map(|&t| side.cross(sources, t)).collect();
+        let mut weights = crosses.clone();
+        let jitter = solve(&covariance, &mut weights, lambda, side.rows())?;
+        let source_mean = side.source_mean(sources);
+        for ((target, cross), weight) in targets.into_iter().zip(crosses).zip(weights) {
+            maps[target] = Some(affine(side, target, &cross, weight, &source_mean, diagonal + jitter, jitter));
+        }
+    }
+    Ok(maps.into_iter().flatten().collect())
+}
+
+fn affine(
+    side: Covariances<'_>,
+    target: usize,
+    cross: &Matrix,
+    weight: Matrix,
+    source_mean: &[f64],
+    diagonal: f64,
+    jitter: f64,
+) -> AffineMap {
+    let target_mean = side.target_mean(target);
+    let mut bias = target_mean.clone();
+    for (i, &mean) in source_mean.iter().enumerate() {
+        bias.iter_mut().zip(weight.row(i)).for_each(|(b, w)| *b -= mean * w);
+    }
+    // With (C + δI) W = B: SSE/N = Σ var(y) − 2 tr(WᵀB) + tr(WᵀCW) = Σ var(y) − tr(WᵀB) − δ‖W‖².
+    let pairs = weight.as_slice().iter().zip(cross.as_slice());
+    let explained: f64 = pairs.map(|(w, b)| w * b + diagonal * w * w).sum();
+    let total: f64 = side.target_variance(target).iter().sum();
+    let r2 = if total > 0.0 { explained / total } else { 0.0 };
+    AffineMap { weight, bias, source_mean: source_mean.to_vec(), target_mean, r2, jitter }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fit::moments::{MomentShape, Rows},
+        measure::random::Random,
+    };
+
+    const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 5, target_layers: 2, target_width: 4 };
+
+    /// Keys: y = x W + b without noise from layers 0 and 2; values: unrelated noise.
+    fn planted(count: usize) -> (Moments, Vec<f64>, Vec<f32>, Vec<f32>) {
+        let mut random = Random::new(11);
+        let w: Vec<f64> = (0..15 * 8).map(|i| if (5..10).contains(&(i / 8)) { 0.0 } else { random.normal() }).collect();
+        let x: Vec<f32> = (0..count * 15).map(|i| 10.0 * (i % 3) as f32 + random.normal() as f32).collect();
+        let mut y = Vec::new();
+        for row in x.chunks_exact(15) {
+            y.extend((0..8).map(|j| {
+                (j as f64 + row.iter().enumerate().map(|(i, &x)| f64::from(x) * w[i * 8 + j]).sum::<f64>()) as f32
+            }));
+        }
+        let noise: Vec<f32> = (0..count * 8).map(|_| random.normal() as f32).collect();
+        let mut moments = Moments::new(SHAPE);
+        moments.add(Rows { source: &x, target: &y }, Rows { source: &x, target: &noise });
+        (moments, w, x, y)
+    }
+
+    #[test]
+    fn recovers_a_planted_map() {
+        let (moments, w, ..) = planted(600);
+        let lambda = Lambda { value: 0.0, convention: LambdaConvention::PerToken };
+        let maps = fit(&moments, &[vec![0, 2], vec![0, 1, 2]], lambda).unwrap();
+        for (layer, map) in maps.iter().enumerate() {
+            assert!((map.keys.r2 - 1.0).abs() < 1e-6, "R² {}", map.keys.r2);
+            assert!(map.values.r2 < 0.1, "noise explained: {}", map.values.r2);
+            for (i, source) in map.sources.iter().flat_map(|s| s * 5..(s + 1) * 5).enumerate() {
+                for j in 0..4 {
+                    let error = map.keys.weight.row(i)[j] - w[source * 8 + layer * 4 + j];
+                    assert!(error.abs() < 1e-4, "weight {i},{j} of layer {layer} is off by {error:e}");
+                }
+            }
+            for j in 0..4 {
+                let error = map.keys.bias[j] - (layer * 4 + j) as f64;
+                assert!(error.abs() < 2e-3, "bias {j} of layer {layer} is off by {error:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn conventions_differ_by_their_scale_only() {
+        let (moments, ..) = planted(200);
+        let c = moments.keys().source(&[0, 2]);
+        let scale = c.trace() / 10.0;
+        let fit = |value, convention| {
+            fit(&moments, &[vec![0, 2], vec![0, 2]], Lambda { value, convention }).unwrap().remove(1).keys.weight
+        };
+        let close = |a: &Matrix, b: &Matrix| {
+            let worst = a.as_slice().iter().zip(b.as_slice()).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-12, "weights differ by {worst:e}");
+        };
+        let relative = fit(0.3, LambdaConvention::PerTokenRelative);
+        close(&relative, &fit(0.3 * scale, LambdaConvention::PerToken));
+        close(&relative, &fit(0.3 * scale * 200.0, LambdaConvention::Sum));
+    }
+
+    /// The closed form of R² against the residuals themselves.
+    #[test]
+    fn r2_is_that_of_the_predictions() {
+        let (moments, _, x, y) = planted(300);
+        let map = &fit(&moments, &[vec![1], vec![0]], Lambda { value: 0.5, ..Lambda::default() }).unwrap()[1].keys;
+        let (mut residual, mut total) = (0.0, 0.0);
+        for (x, y) in x.chunks_exact(15).zip(y.chunks_exact(8)) {
+            for j in 0..4 {
+                let predicted = map.bias[j] + (0..5).map(|i| f64::from(x[i]) * map.weight.row(i)[j]).sum::<f64>();
+                residual += (f64::from(y[4 + j]) - predicted).powi(2);
+                total += (f64::from(y[4 + j]) - map.target_mean[j]).powi(2);
+            }
+        }
+        assert!((map.r2 - (1.0 - residual / total)).abs() < 1e-5, "{} against {}", map.r2, 1.0 - residual / total);
+    }
+
+    #[test]
+    fn a_rounded_weight_keeps_the_means() {
+        let (moments, ..) = planted(300);
+        let map = fit(&moments, &[vec![0], vec![0, 1]], Lambda::default()).unwrap().remove(1).keys;
+        let rounded: Vec<f32> = map.weight.as_slice().iter().map(|&w| half::f16::from_f64(w).to_f32()).collect();
+        let bias = map.bias_for(&rounded);
+        for j in 0..4 {
+            let rows = rounded.chunks_exact(4).zip(&map.source_mean);
+            let mapped = f64::from(bias[j]) + rows.map(|(row, mean)| f64::from(row[j]) * mean).sum::<f64>();
+            assert!((mapped - map.target_mean[j]).abs() < 1e-5);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The realised quality of one migration: what its cache made of the target's own greedy continuation, against the target's
+//! own prefill. Held-out evidence and live audits go through the same code, so that they are exchangeable (METHOD §5).
+
+use std::time::Instant;
+
+use kvmig_gate::Quality;
+
+use super::{
+    cosine::{self, Queries},
+    quality::{self, Logits, QualityError, most_likely},
+};
+use crate::engine::{EngineError, Model, PrefillOptions, Session};
+
+/// Tokens of the continuation that is compared.
+pub const CONTINUATION: usize = 32;
+
+/// Last prompt positions whose queries look at both caches.
+const QUERY_ROWS: usize = 32;
+
+/// A measurement that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The logits can't be compared.
+    #[error(transparent)]
+    Quality(#[from] QualityError),
+    /// The session is not behind the prompt that is audited.
+    #[error("the audited session holds {found} tokens that are not the prompt's {expected}: rewind it to the prompt first")]
+    OtherPrompt {
+        /// Tokens of the session.
+        found: usize,
+        /// Tokens of the prompt.
+        expected: usize,
+    },
+}
+
+/// What an audit found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Audited {
+    /// The quality, cosines included.
+    pub quality: Quality,
+    /// The target's ordinary prefill to its first token, in milliseconds.
+    pub reprefill_ms: f64,
+}
+
+/// Measures a migrated session that stands behind the prompt `tokens`; it is left as it is.
+///
+/// # Errors
+/// [`AuditError`].
+pub fn audit(target: &Model, session: &Session<'_>, tokens: &[u32]) -> Result<Audited, AuditError> {
+    let native = Native::run(target, tokens, CONTINUATION)?;
+    Ok(Audited { quality: native.quality_of_mapped(session, tokens)?, reprefill_ms: native.prefill_ms() })
+}
+
+/// The target on its own: its prefill, its greedy continuation, and the logits and queries behind them.
+#[derive(Debug)]
+pub struct Native<'m> {
+    session: Session<'m>,
+    continuation: Vec<u32>,
+    /// `[n, vocab]`: row i predicts token i.
+    logits: Vec<f32>,
+    queries: Queries,
+    prefill_ms: f64,
+}
+
+impl<'m> Native<'m> {
+    /// Prefills `tokens` and continues greedily for `n` tokens, or to the end of the text.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn run(target: &'m Model, tokens: &[u32], n: usize) -> Result<Native<'m>, EngineError> {
+        let config = target.config();
+        let first = tokens.len().saturating_sub(QUERY_ROWS) as u32;
+        let mut queries = Queries::from_position(first, config.layers, config.heads, config.head_dim);
+        let clock = Instant::now();
+        let options = PrefillOptions { room: n, observer: Some(&mut queries), ..PrefillOptions::default() };
+        let mut session = target.session(target.prefill(tokens, options)?)?;
+        let prefill_ms = clock.elapsed().as_secs_f64() * 1e3;
+        let (mut continuation, mut logits) = (Vec::with_capacity(n), Vec::with_capacity(n * config.vocab));
+        while continuation.len() < n {
+            let token = most_likely(session.logits()) as u32;
+            continuation.push(token);
+            logits.extend_from_slice(session.logits());
+            if target.is_eos(token) {
+                break;
+            }
+            if continuation.len() < n {
+                session.step(token)?;
+            }
+        }
+        Ok(Native { session, continuation, logits, queries, prefill_ms })
+    }
+
+    /// The target's greedy continuation; its last token may be one that ends a text.
+    pub fn continuation(&self) -> &[u32] {
+        &self.continuation
+    }
+
+    /// The prefill to the first token, in milliseconds.
+    pub fn prefill_ms(&self) -> f64 {
+        self.prefill_ms
+    }
+
+    /// Quality of another session behind the same prompt (or part of it), by its logits alone.
+    ///
+    /// # Errors
+    /// [`AuditError`].
+    pub fn quality_of(&self, arm: &'static str, session: &Session<'_>) -> Result<Quality, AuditError> {
+        let scored = session.score(&[&self.continuation])?;
+        let values = scored.first().map_or(&[][..], |scored| &scored.logits);
+        let target = Logits { values: &self.logits, vocab: self.session.model().config().vocab };
+        let logits = Logits { values, vocab: session.model().config().vocab };
+        Ok(quality::compare(target, (arm, logits), &self.continuation)?)
+    }
+
+    /// Quality of a migrated session, attention-output cosines included.
+    ///
+    /// # Errors
+    /// [`AuditError::OtherPrompt`] if the session's slots are not the prompt's, otherwise as [`Native::quality_of`].
+    pub fn quality_of_mapped(&self, session: &Session<'_>, tokens: &[u32]) -> Result<Quality, AuditError> {
+        if session.tokens() != tokens {
+            return Err(AuditError::OtherPrompt { found: session.tokens().len(), expected: tokens.len() });
+        }
+        let cosines = cosine::compare(&self.queries, self.session.planes(), session.planes());
+        let quality = self.quality_of("mapped", session)?;
+        let (mean, worst) = (cosines.mean(), cosines.worst_layer());
+        Ok(Quality { cosine_mean: Some(mean), cosine_worst_layer: Some(worst), ..quality })
+    }
+}

@@ -1,0 +1,158 @@
+//! The executor: takes a permit by value, gives a mapped cache and a receipt.
+
+use std::time::Instant;
+
+use kvmig_gate::{LedgerError, Purpose, Receipt, RedeemError};
+
+use crate::{
+    cache::{CacheLayout, Hop, KvCache, KvPlanes, MappedCache, Provenance},
+    device::{Device, DeviceError, Job as DeviceJob, Pacing, ViewStrides},
+    sandbox::{self, RecordRequest, Recording, SandboxError},
+};
+
+use super::{
+    Mapper,
+    handoff::{cache_digest, millis},
+    record::Stages,
+};
+
+/// What to map.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// The source's cache of the whole prompt.
+    pub cache: &'a KvCache,
+    /// Layout of the target's cache.
+    pub layout: &'a CacheLayout,
+    /// The target model, whose cache this becomes.
+    pub target: kvmig_gate::Digest,
+    /// First positions to leave to the target.
+    pub head: usize,
+    /// Last positions to leave to the target.
+    pub tail: usize,
+    /// Tokens to keep room for behind the prompt.
+    pub room: usize,
+}
+
+/// A permitted migration that made no cache; its ticket is written down as failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecuteError {
+    /// What is about to run is not what was decided on.
+    #[error(transparent)]
+    Redeem(#[from] RedeemError),
+    /// The module failed, declined, or asked for what it may not.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The device failed, or left outputs unwritten or not finite.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The mapped cache could not be resumed.
+    #[error("{0}")]
+    Resume(String),
+    /// The ledger could not be written.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+impl ExecuteError {
+    /// Stable name for records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ExecuteError::Redeem(_) => "redeem_failed",
+            ExecuteError::Sandbox(_) => "module_failed",
+            ExecuteError::Device(_) => "device_failed",
+            ExecuteError::Resume(_) => "resume_failed",
+            ExecuteError::Ledger(_) => "ledger_failed",
+        }
+    }
+}
+
+/// Maps the middle of a cache under `permit`, whose purpose decides what comes out: a
+/// [`Migrated`](kvmig_gate::Migrated) that a decoder takes, or a [`Trialled`](kvmig_gate::Trialled) that is only measured.
+///
+/// Stage times are added to `ms`.
+///
+/// # Errors
+/// [`ExecuteError`]; the ticket has ended as failed.
+pub fn execute<P: Purpose>(
+    permit: kvmig_gate::Permit<P>,
+    mapper: &Mapper,
+    device: &Device,
+    job: &Job<'_>,
+    ms: &mut Stages,
+) -> Result<(P::Outcome<MappedCache>, Receipt), ExecuteError> {
+    let redeemed = permit.redeem(&mapper.loaded, cache_digest(job.cache))?;
+    match map(mapper, device, job, ms) {
+        Ok(planes) => {
+            let clock = Instant::now();
+            let hop = Hop {
+                source: job.cache.model(),
+                pair: mapper.loaded.pair(),
+                module: mapper.loaded.module(),
+                ticket: redeemed.ticket().to_string(),
+            };
+            let mapped = MappedCache {
+                planes,
+                tokens: job.cache.tokens().to_vec(),
+                positions: job.cache.positions().to_vec(),
+                provenance: Provenance { model: job.target, hops: vec![hop] },
+            };
+            let done = redeemed.complete(mapped);
+            ms.install += millis(clock);
+            Ok(done)
+        }
+        Err(error) => {
+            redeemed.fail(&error.to_string())?;
+            Err(error)
+        }
+    }
+}
+
+fn map(mapper: &Mapper, device: &Device, job: &Job<'_>, ms: &mut Stages) -> Result<KvPlanes, ExecuteError> {
+    let total = job.cache.len();
+    let slots = job.head..total - job.tail;
+    let clock = Instant::now();
+    let mut planes = KvPlanes::zeros(job.layout.clone(), total + job.room);
+    ms.install += millis(clock);
+
+    let clock = Instant::now();
+    let chunk = mapper.plan.chunk_tokens().min(slots.len() as u32);
+    let rest = slots.len() as u32 % chunk;
+    let full = record(mapper, device, job, &planes, chunk)?;
+    let rest = (rest > 0).then(|| record(mapper, device, job, &planes, rest)).transpose()?;
+    ms.module += millis(clock);
+
+    let report = device.execute(DeviceJob {
+        full: &full,
+        rest: rest.as_deref(),
+        weights: &mapper.resident,
+        source: job.cache.planes(),
+        target: &mut planes,
+        positions: &job.cache.positions()[slots.clone()],
+        slots,
+        pacing: Pacing::default(),
+    })?;
+    ms.upload += report.upload_ms;
+    ms.map += report.map_ms;
+    ms.readback += report.readback_ms;
+    Ok(planes)
+}
+
+fn record(
+    mapper: &Mapper,
+    device: &Device,
+    job: &Job<'_>,
+    target: &KvPlanes,
+    tokens: u32,
+) -> Result<std::sync::Arc<Recording>, ExecuteError> {
+    let guest = |strides: ViewStrides| sandbox::ViewStrides { head: strides.head, row: strides.row };
+    Ok(mapper.module.record(&RecordRequest {
+        pair: &mapper.shape,
+        settings: &mapper.settings,
+        plan: &mapper.plan,
+        weights: &mapper.weights,
+        tokens,
+        source: guest(device.view_strides(job.cache.planes(), tokens)?),
+        target: guest(device.view_strides(target, tokens)?),
+        device: &mapper.limits,
+    })?)
+}

@@ -1,0 +1,49 @@
+//! Operation counts: what a handoff could win at most.
+//!
+//! Multiplications and additions counted singly, matrix products and attention only. A speed-up is reported beside this limit,
+//! because at equal efficiency no implementation can pass it.
+
+use crate::engine::ModelConfig;
+
+use super::record::Flops;
+
+/// Operations of one handoff and of the prefill it replaces.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlopCount {
+    /// The target's ordinary prefill of the prompt, with the logits of its last token.
+    pub reprefill: f64,
+    /// The map of the middle, and the target's native ends with the logits of the last token.
+    pub handoff: f64,
+}
+
+impl FlopCount {
+    /// Counts for a prompt of `tokens` tokens of which the first `head` and the last `tail` are native, mapped at
+    /// `map_per_token` operations a token.
+    pub fn new(target: &ModelConfig, map_per_token: f64, tokens: usize, head: usize, tail: usize) -> FlopCount {
+        let head = head.min(tokens);
+        let tail_start = tokens.saturating_sub(tail).max(head);
+        let rows = |from: usize, to: usize| 2.0 * ((to - from) * target.macs_per_token()) as f64 + attention(target, from, to);
+        let logits = 2.0 * target.vocab as f64 * target.hidden as f64;
+        FlopCount {
+            reprefill: rows(0, tokens) + logits,
+            handoff: rows(0, head) + rows(tail_start, tokens) + logits + (tail_start - head) as f64 * map_per_token,
+        }
+    }
+
+    /// `reprefill / handoff`.
+    pub fn limit(&self) -> f64 {
+        self.reprefill / self.handoff
+    }
+}
+
+impl From<FlopCount> for Flops {
+    fn from(count: FlopCount) -> Flops {
+        Flops { reprefill: count.reprefill, handoff: count.handoff, limit: count.limit() }
+    }
+}
+
+/// Scores and weighted sums of the rows `from .. to`, each attending to itself and everything before.
+fn attention(model: &ModelConfig, from: usize, to: usize) -> f64 {
+    let keys_seen = (to * (to + 1) - from * (from + 1)) as f64 / 2.0;
+    4.0 * (model.layers * model.heads * model.head_dim) as f64 * keys_seen
+}

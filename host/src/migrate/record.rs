@@ -1,0 +1,119 @@
+//! The record of a run: what `--json` prints and the ledger keeps. `schema` counts up with every change of meaning.
+
+use kvmig_gate::{Digest, Quality};
+use serde::Serialize;
+
+use crate::device::DeviceInfo;
+
+/// Version of the record's form. A draft until three mappers and a third party's module run on it.
+pub const SCHEMA: u32 = 1;
+
+/// One run, from the request to the answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// Version of this form.
+    pub schema: u32,
+    /// The decision's name in the ledger.
+    pub ticket: String,
+    /// `migrate`, `reprefill` or `stay`.
+    pub decision: &'static str,
+    /// Stable name of the reason.
+    pub reason: String,
+    /// The reason in a sentence, with its numbers.
+    pub reason_text: String,
+    /// Name of the pair.
+    pub pair: String,
+    /// Kind of the mapper that ran or would have.
+    pub mapper: String,
+    /// Mappings the resumed cache has gone through; 0 after an ordinary prefill.
+    pub hops: u32,
+    /// Digest of the module that ran or would have.
+    pub module_digest: Digest,
+    /// Digest of the policy that decided.
+    pub policy_digest: Digest,
+    /// Domain the request was judged as, where one was named.
+    pub domain: Option<String>,
+    /// Distance of the source cache to the calibration data; measured from a later version on.
+    pub leverage: Option<Leverage>,
+    /// What the gate expected.
+    pub predicted: Option<kvmig_gate::Prediction>,
+    /// What an audit found.
+    pub realised: Option<Quality>,
+    /// Whether it fell short of the bound.
+    pub miss: Option<bool>,
+    /// Tokens by how they were computed.
+    pub tokens: Tokens,
+    /// Milliseconds by stage.
+    pub ms: Stages,
+    /// What a handoff could win at most, by counting operations.
+    pub flops: Flops,
+    /// The device that ran or would have.
+    pub device: DeviceInfo,
+    /// The answer.
+    pub text: String,
+}
+
+/// Summary of the leverage over the mapped tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Leverage {
+    /// Mean over tokens.
+    pub mean: f64,
+    /// 95th percentile.
+    pub p95: f64,
+}
+
+/// Token counts of a run.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Tokens {
+    /// The whole prompt.
+    pub prompt: usize,
+    /// Mapped from the source's cache.
+    pub mapped: usize,
+    /// Computed by the target at the start.
+    pub native_head: usize,
+    /// Computed by the target at the end.
+    pub native_tail: usize,
+    /// Answer tokens.
+    pub generated: usize,
+}
+
+/// Milliseconds. `handoff` runs from the source's cache being ready to the target's first token and leaves nothing out; it is
+/// what `reprefill`, the target's ordinary prefill to its first token, is compared with.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Stages {
+    /// Reading models and pair.
+    pub load: f64,
+    /// The source's prefill.
+    pub source_prefill: f64,
+    /// The decision.
+    pub gate: f64,
+    /// Planning and recording in the sandbox, and checking what was recorded.
+    pub module: f64,
+    /// Making the weights resident; 0 where they were.
+    pub weights: f64,
+    /// Bringing the source cache to the device.
+    pub upload: f64,
+    /// The kernels.
+    pub map: f64,
+    /// Checking the outputs and bringing them back.
+    pub readback: f64,
+    /// Making room for the target's cache and handing it to the decoder.
+    pub install: f64,
+    /// The target's batch of native ends, and the first token.
+    pub native_ends: f64,
+    /// All of the above from the gate on.
+    pub handoff: f64,
+    /// The target's ordinary prefill, where it ran (refused or audited).
+    pub reprefill: Option<f64>,
+}
+
+/// Floating-point operations, multiplications and additions counted singly.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Flops {
+    /// The target's ordinary prefill of the prompt.
+    pub reprefill: f64,
+    /// Mapping and native ends.
+    pub handoff: f64,
+    /// `reprefill / handoff`: no handoff in this setting can be faster by more at equal efficiency.
+    pub limit: f64,
+}

@@ -1,0 +1,211 @@
+//! From a manifest and some bytes to a pair that needs no further checks.
+
+use std::fmt::Display;
+
+use kvmig_gate::{Digest, Evidence, Loaded, WeightElem};
+use serde::{Deserialize, Serialize};
+
+use super::{EVIDENCE, FORMAT, Identity, MANIFEST, MODULE, Manifest, ModelRecord, PairError, PairFiles, WEIGHTS, file};
+use crate::cache::{CacheLayout, Elem};
+
+/// Settings of the ridge module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RidgeSettings {
+    /// Source layers that each target layer reads, in the order of its weights' rows.
+    pub layers: Vec<Vec<usize>>,
+}
+
+impl RidgeSettings {
+    /// The JSON a module is handed.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("settings hold numbers only")
+    }
+}
+
+/// The manifest's text as a manifest of a version we know.
+pub(super) fn parse(label: &str, bytes: &[u8]) -> Result<Manifest, PairError> {
+    let name = file(label, MANIFEST);
+    let text = String::from_utf8(bytes.to_vec()).map_err(|error| PairError::Disagreement {
+        file: name.clone(),
+        field: format!("byte {}", error.utf8_error().valid_up_to()),
+        found: "bytes that are no UTF-8".to_owned(),
+        expected: "a TOML text".to_owned(),
+        mend: "restore the file or fit the pair again",
+    })?;
+    // The version is read first, so that a newer folder is called newer rather than full of unknown fields.
+    #[derive(Deserialize)]
+    struct Version {
+        identity: Format,
+    }
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    let toml_error = |source| PairError::Manifest { file: name.clone(), source: Box::new(source) };
+    let Version { identity: Format { format } } = toml::from_str(&text).map_err(toml_error)?;
+    same(&name, "identity.format", format, FORMAT, "use a kvmig of that version or fit the pair again")?;
+    toml::from_str(&text).map_err(toml_error)
+}
+
+/// The files are those that the manifest names.
+pub(super) fn digests(label: &str, manifest: &Manifest, files: &PairFiles<'_>) -> Result<(), PairError> {
+    const MEND: &str = "the file changed after the pair was made: copy the folder again or fit the pair again";
+    let identity = &manifest.identity;
+    same(&file(label, MODULE), "sha256", Digest::of(files.module), identity.mapper.module, MEND)?;
+    same(&file(label, WEIGHTS), "sha256", Digest::of(files.weights), identity.weights.sha256, MEND)?;
+    match (&manifest.evidence, files.evidence) {
+        (Some(record), Some(bytes)) => same(&file(label, EVIDENCE), "sha256", Digest::of(bytes), record.sha256, MEND),
+        (None, None) => Ok(()),
+        (Some(_), None) => Err(disagree(label, EVIDENCE, "file", "nothing", "the evidence of the manifest", MEND)),
+        (None, Some(_)) => Err(disagree(label, MANIFEST, "evidence", "nothing", "the record of evidence.json", MEND)),
+    }
+}
+
+/// Models, layouts, settings and weights fit each other.
+pub(super) fn identity(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairError> {
+    const MEND: &str = "fit the pair again";
+    let Identity { source, target, tail, .. } = identity;
+    let manifest = file(label, MANIFEST);
+    if *tail == 0 {
+        let field = "identity.tail";
+        return Err(disagree(label, MANIFEST, field, "0", "at least 1: the last prompt token is native", MEND));
+    }
+    same(&manifest, "identity.target.tokenizer", target.tokenizer, source.tokenizer, "pair two models of one tokenizer")?;
+    for (which, layout) in [("source", &source.layout), ("target", &target.layout)] {
+        if let Some((field, found, expected)) = layout_fault(layout) {
+            let field = format!("identity.{which}.layout.{field}");
+            return Err(disagree(label, MANIFEST, &field, found, expected, MEND));
+        }
+    }
+    let elem = match identity.weights.elem {
+        Elem::F32 => WeightElem::F32,
+        Elem::F16 => WeightElem::F16,
+    };
+    let weights = file(label, WEIGHTS);
+    for (name, tensor) in loaded.weights().iter().filter(|(name, _)| name.ends_with(".weight")) {
+        let field = format!("{name}.dtype");
+        same(&weights, &field, format!("{:?}", tensor.elem()), format!("{elem:?}"), MEND)?;
+    }
+    // Other modules say themselves, in `plan`, which weights they need; the sandbox holds them to the shapes.
+    if identity.mapper.kind == "ridge" { ridge(label, identity, loaded) } else { Ok(()) }
+}
+
+fn ridge(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairError> {
+    const MEND: &str = "fit the pair again";
+    const FIELD: &str = "identity.mapper.settings";
+    let settings: RidgeSettings = serde_json::from_str(&identity.mapper.settings)
+        .map_err(|error| disagree(label, MANIFEST, FIELD, error, "{\"layers\": [[0, …], …]}", MEND))?;
+    let (source, target) = (&identity.source.layout, &identity.target.layout);
+    let (found, expected) = (settings.layers.len(), target.layers);
+    same(&file(label, MANIFEST), &format!("{FIELD}.layers"), found, expected, MEND)?;
+    let file = file(label, WEIGHTS);
+    for (l, layers) in settings.layers.iter().enumerate() {
+        if layers.is_empty() || layers.iter().any(|&layer| layer >= source.layers) {
+            let expected = format!("some of the source's layers 0 to {}", source.layers - 1);
+            let field = format!("{FIELD}.layers[{l}]");
+            return Err(disagree(label, MANIFEST, &field, format!("{layers:?}"), expected, MEND));
+        }
+        for side in ["k", "v"] {
+            let shapes = [("weight", vec![layers.len() * source.width(), target.width()]), ("bias", vec![target.width()])];
+            for (part, expected) in shapes {
+                let name = format!("layers.{l}.{side}.{part}");
+                let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
+                same(&file, &name, found, format!("{expected:?}"), MEND)?;
+            }
+        }
+    }
+    same(&file, "tensors", loaded.weights().len(), 4 * target.layers, MEND)
+}
+
+/// The first thing about a layout that no model has.
+fn layout_fault(layout: &CacheLayout) -> Option<(&'static str, String, String)> {
+    let counts = [("layers", layout.layers), ("kv_heads", layout.kv_heads), ("head_dim", layout.head_dim)];
+    if let Some((field, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+        return Some((field, "0".to_owned(), "at least 1".to_owned()));
+    }
+    let dims = layout.rope.dims;
+    if dims == 0 || dims % 2 != 0 || dims > layout.head_dim {
+        return Some(("rope.dims", dims.to_string(), format!("an even number from 2 to {}", layout.head_dim)));
+    }
+    let theta = layout.rope.theta;
+    (!(theta.is_finite() && theta > 0.0)).then(|| ("rope.theta", theta.to_string(), "a positive number".to_owned()))
+}
+
+/// The evidence is about what is loaded.
+pub(super) fn evidence(
+    label: &str,
+    manifest: &Manifest,
+    loaded: &Loaded,
+    bytes: Option<&[u8]>,
+) -> Result<Option<Evidence>, PairError> {
+    const MEND: &str = "fit the pair again: evidence counts for the bytes it was measured on only";
+    let (Some(record), Some(bytes)) = (&manifest.evidence, bytes) else { return Ok(None) };
+    let name = file(label, EVIDENCE);
+    let evidence: Evidence =
+        serde_json::from_slice(bytes).map_err(|source| PairError::Evidence { file: name.clone(), source })?;
+    same(&file(label, MANIFEST), "evidence.artifact", record.artifact, loaded.artifact(), MEND)?;
+    same(&name, "artifact", evidence.artifact, loaded.artifact(), MEND)?;
+    same(&name, "head", evidence.head, manifest.identity.head, MEND)?;
+    same(&name, "tail", evidence.tail, manifest.identity.tail, MEND)?;
+    Ok(Some(evidence))
+}
+
+/// The models that are there are those the pair was fitted for.
+pub(super) fn models(
+    label: &str,
+    identity: &Identity,
+    source: &ModelRecord,
+    target: &ModelRecord,
+) -> Result<(), PairError> {
+    let manifest = file(label, MANIFEST);
+    for (which, expected, found) in [("source", &identity.source, source), ("target", &identity.target, target)] {
+        let mend = "use the models that the pair was fitted for, or fit a pair for these";
+        let field = |name: &str| format!("identity.{which}.{name} ({})", found.name);
+        same(&manifest, &field("tokenizer"), found.tokenizer, expected.tokenizer, mend)?;
+        let CacheLayout { layers, kv_heads, head_dim, rope, elem: _ } = &found.layout;
+        let shape = |layers, heads, dim| format!("{layers} layers of {heads} KV heads of {dim}");
+        let (wanted, layout) = (&expected.layout, field("layout"));
+        let expected_shape = shape(wanted.layers, wanted.kv_heads, wanted.head_dim);
+        same(&manifest, &layout, shape(*layers, *kv_heads, *head_dim), expected_shape, mend)?;
+        same(&manifest, &field("layout.rope"), format!("{rope:?}"), format!("{:?}", wanted.rope), mend)?;
+        same(&manifest, &field("digest"), found.digest, expected.digest, mend)?;
+    }
+    Ok(())
+}
+
+fn same<T: PartialEq + Display>(
+    file: &str,
+    field: &str,
+    found: T,
+    expected: T,
+    mend: &'static str,
+) -> Result<(), PairError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(PairError::Disagreement {
+        file: file.to_owned(),
+        field: field.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_string(),
+        mend,
+    })
+}
+
+fn disagree(
+    label: &str,
+    name: &str,
+    field: &str,
+    found: impl Display,
+    expected: impl Display,
+    mend: &'static str,
+) -> PairError {
+    PairError::Disagreement {
+        file: file(label, name),
+        field: field.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_string(),
+        mend,
+    }
+}

@@ -1,0 +1,78 @@
+//! What can be wrong with a pair folder.
+
+use std::{io, path::PathBuf};
+
+/// A pair that can't be read, written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum PairError {
+    /// A file of the folder can't be read.
+    #[error("{}: can't be read: {source}; a pair folder holds {}", file.display(), super::FILES.join(", "))]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The folder can't be written.
+    #[error("{}: can't be written: {source}; nothing was left half-written", file.display())]
+    Write {
+        /// File or folder.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something is in the way of a new pair.
+    #[error("{}: exists already; choose another --out, or remove it first", .0.display())]
+    Exists(PathBuf),
+    /// The manifest is not a manifest.
+    #[error("{file}: {source}")]
+    Manifest {
+        /// The file.
+        file: String,
+        /// What and where.
+        source: Box<toml::de::Error>,
+    },
+    /// The manifest can't be put into TOML.
+    #[error("the manifest can't be written as TOML: {0}")]
+    Encode(#[from] toml::ser::Error),
+    /// The evidence is not what the gate takes.
+    #[error("{file}: {source}; fit the pair again")]
+    Evidence {
+        /// The file.
+        file: String,
+        /// What and where.
+        source: serde_json::Error,
+    },
+    /// The weights are no safetensors file.
+    #[error("{file}: {source}; the file is damaged or truncated: copy it again, or fit the pair again")]
+    Weights {
+        /// The file.
+        file: String,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+    /// A weight is NaN or infinite.
+    #[error("{file}: {tensor}: element {index} is not finite; fit the pair again, with --weights f32 if f16 overflowed")]
+    NotFinite {
+        /// The file.
+        file: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// First such element.
+        index: usize,
+    },
+    /// Two things that have to agree don't.
+    #[error("{file}: {field}: found {found}, expected {expected}; {mend}")]
+    Disagreement {
+        /// The file.
+        file: String,
+        /// The field, dotted.
+        field: String,
+        /// What is there.
+        found: String,
+        /// What should be.
+        expected: String,
+        /// What to do.
+        mend: &'static str,
+    },
+}

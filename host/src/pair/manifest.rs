@@ -1,0 +1,181 @@
+//! The readable manifest, `pair.toml`.
+
+use kvmig_gate::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cache::{CacheLayout, Elem},
+    fit::ridge::Lambda,
+    measure::summary::DomainSummary,
+};
+
+/// Version of the folder's format.
+pub const FORMAT: u32 = 1;
+
+/// Everything about a pair but its weights, module and documents' outcomes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// What people and the ledger call it.
+    pub name: String,
+    /// What the mapper computes.
+    pub identity: Identity,
+    /// How it was fitted.
+    pub fit: FitRecord,
+    /// What it did on held-out documents; without it, the gate admits nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<EvidenceRecord>,
+}
+
+/// The part of the manifest that fixes what the mapper computes. Evidence is bound to it, so it does not hold evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// Version of the format, [`FORMAT`].
+    pub format: u32,
+    /// First positions that the target computes itself, in tokens.
+    pub head: usize,
+    /// Last prompt tokens that the target computes itself, at least 1.
+    pub tail: usize,
+    /// The mapper.
+    pub mapper: MapperRecord,
+    /// Its weights.
+    pub weights: WeightsRecord,
+    /// The model whose caches are mapped.
+    pub source: ModelRecord,
+    /// The model they are mapped for.
+    pub target: ModelRecord,
+}
+
+impl Identity {
+    /// The bytes that [`kvmig_gate::Loader::new`] hashes: the same for the same identity, however the file is laid out.
+    pub fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("an identity holds strings, numbers and lists only")
+    }
+}
+
+/// Which module maps, and how it is set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MapperRecord {
+    /// Kind of mapper, such as `ridge`.
+    pub kind: String,
+    /// SHA-256 of the component.
+    pub module: Digest,
+    /// The JSON handed to the module's `plan` and `run`; of a ridge `{"layers":[[…],…]}`, the source layers of each target
+    /// layer.
+    pub settings: String,
+}
+
+/// The weights file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightsRecord {
+    /// SHA-256 of the file.
+    pub sha256: Digest,
+    /// Element type of the matrices; biases are f32.
+    pub elem: Elem,
+}
+
+/// One of the two models.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRecord {
+    /// What it was called when the pair was fitted.
+    pub name: String,
+    /// Digest of its weights and configuration.
+    pub digest: Digest,
+    /// Digest of its tokenizer; both models' are equal.
+    pub tokenizer: Digest,
+    /// Its caches.
+    pub layout: CacheLayout,
+}
+
+impl ModelRecord {
+    /// A loaded model's record.
+    pub fn of(model: &crate::engine::Model) -> ModelRecord {
+        ModelRecord {
+            name: model.name().to_owned(),
+            digest: model.digest(),
+            tokenizer: model.tokenizer().tokenizer_digest(),
+            layout: model.layout().clone(),
+        }
+    }
+}
+
+/// How the weights came about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FitRecord {
+    /// Version of kvmig that fitted.
+    pub kvmig: String,
+    /// Source layers per target layer.
+    pub k: usize,
+    /// Seed of the split of documents.
+    pub seed: u64,
+    /// Tokens of a calibration sequence at most.
+    pub context: usize,
+    /// Every how many positions a row was taken.
+    pub stride: usize,
+    /// Calibration sequences.
+    pub sequences: usize,
+    /// Rows: tokens that the moments are over.
+    pub rows: u64,
+    /// Mean in-sample R² of the keys over target layers; a diagnostic.
+    pub r2_keys: f64,
+    /// The same of the values.
+    pub r2_values: f64,
+    /// Largest jitter that a factorisation needed; 0 in the ordinary case.
+    pub jitter: f64,
+    /// λ and what it multiplies.
+    pub lambda: Lambda,
+    /// How k was chosen, where it was not given: each candidate's cosine on selection documents.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweep: Vec<SweepPoint>,
+    /// The texts and their split.
+    pub corpora: Vec<CorpusRecord>,
+}
+
+/// One k of the sweep, on the selection documents.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SweepPoint {
+    /// Source layers per target layer.
+    pub k: usize,
+    /// Attention-output cosine over layers, heads and documents.
+    pub cosine_mean: f64,
+    /// The worst layer's, averaged over documents.
+    pub cosine_worst_layer: f64,
+    /// Selection documents.
+    pub documents: usize,
+}
+
+/// One text file and which of its documents did what; numbers count documents from 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CorpusRecord {
+    /// Domain it stands for.
+    pub name: String,
+    /// Its file, without folders.
+    pub file: String,
+    /// SHA-256 of the file.
+    pub sha256: Digest,
+    /// Documents the moments are over.
+    pub calibration: Vec<usize>,
+    /// Documents k was chosen on.
+    pub selection: Vec<usize>,
+    /// Held-out documents of the evidence.
+    pub evidence: Vec<usize>,
+}
+
+/// Held-out evidence, in short; the documents' outcomes are a file of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvidenceRecord {
+    /// SHA-256 of that file.
+    pub sha256: Digest,
+    /// The artifact it is about.
+    pub artifact: Digest,
+    /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents.
+    pub domains: Vec<DomainSummary>,
+}

@@ -1,0 +1,75 @@
+//! Writing a pair folder: whole or not at all.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::Path,
+};
+
+use kvmig_gate::Evidence;
+
+use super::{EVIDENCE, MANIFEST, MODULE, Manifest, PairError, PairFiles, WEIGHTS};
+
+/// What a reader meets first.
+const PREAMBLE: &str = "\
+# A kvmig pair. [identity] is what the mapper computes and what evidence.json is bound to: change any of it, and the
+# evidence is about something else and the gate refuses. [fit] says how the weights came about, [evidence] what they are
+# worth on documents that nothing was fitted or chosen on.
+
+";
+
+/// The manifest's text.
+pub(super) fn manifest(manifest: &Manifest) -> Result<String, PairError> {
+    Ok(format!("{PREAMBLE}{}", toml::to_string(manifest)?))
+}
+
+/// The evidence's bytes.
+pub(super) fn evidence(evidence: &Evidence) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(evidence).expect("evidence holds strings, numbers and lists only");
+    bytes.push(b'\n');
+    bytes
+}
+
+/// Writes all files into a folder beside `folder`, then renames that.
+pub(super) fn folder(folder: &Path, files: PairFiles<'_>) -> Result<(), PairError> {
+    if folder.exists() {
+        return Err(PairError::Exists(folder.to_owned()));
+    }
+    let failed = |source: io::Error| PairError::Write { file: folder.to_owned(), source };
+    let parent = folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(failed)?;
+    let draft = tempfile::Builder::new().prefix(".kvmig-pair-").tempdir_in(parent).map_err(failed)?;
+    let parts = [
+        (MANIFEST, Some(files.manifest)),
+        (MODULE, Some(files.module)),
+        (WEIGHTS, Some(files.weights)),
+        (EVIDENCE, files.evidence),
+    ];
+    for (name, bytes) in parts {
+        let Some(bytes) = bytes else { continue };
+        let path = draft.path().join(name);
+        let write = || -> io::Result<()> {
+            let mut file = File::create(&path)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write().map_err(|source| PairError::Write { file: path.clone(), source })?;
+    }
+    fs::rename(draft.path(), folder).map_err(failed)?;
+    // Renamed away: there is nothing left to remove under the old name.
+    let _ = draft.keep();
+    allow_reading(folder).map_err(failed)
+}
+
+/// A temporary folder is its owner's alone; a pair is as readable as any other new folder.
+#[cfg(unix)]
+fn allow_reading(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
+}
+
+/// Elsewhere a temporary folder inherits its parent's permissions.
+#[cfg(not(unix))]
+fn allow_reading(_: &Path) -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! The program as a person runs it.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+/// The program, with a ledger of its own so that tests don't meet.
+fn kvmig(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvmig"));
+    command.stdin(Stdio::null()).env("XDG_DATA_HOME", folder).env("XDG_CACHE_HOME", folder.join("cache"));
+    command
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn record(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_slice(&output.stdout).expect("--json prints one JSON object")
+}
+
+#[test]
+fn the_bundled_default_migrates_and_is_audited() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--json"]).output().unwrap();
+    let record = record(&output);
+    assert_eq!(record["decision"], "migrate", "{record:#}");
+    assert!(record["tokens"]["prompt"].as_u64().unwrap() >= 1000);
+    let tokens = &record["tokens"];
+    let parts = ["mapped", "native_head", "native_tail"].map(|part| tokens[part].as_u64().unwrap());
+    assert_eq!(parts.iter().sum::<u64>(), tokens["prompt"].as_u64().unwrap());
+    assert!(parts.iter().all(|&part| part > 0));
+    let realised = &record["realised"];
+    assert!(realised["kl_nats"].as_f64().unwrap() < 0.25, "{realised:#}");
+    assert!(record["ms"]["reprefill"].as_f64().unwrap() > 0.0);
+    assert!(record["flops"]["limit"].as_f64().unwrap() > 2.0);
+    assert!(!record["text"].as_str().unwrap().is_empty());
+    // The ledger keeps the same record.
+    let ticket = record["ticket"].as_str().unwrap();
+    let shown = kvmig(folder.path()).args(["gate", "show", ticket]).output().unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(shown["state"], "settled");
+    assert_eq!(shown["record"]["ticket"], record["ticket"]);
+}
+
+#[test]
+fn a_person_sees_the_answer_on_stdout_and_the_report_on_stderr() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "-n", "12"]).output().unwrap();
+    let (answer, report) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{report}");
+    assert!(!answer.trim().is_empty());
+    for label in ["models", "pair", "device", "prompt", "decision", "tokens", "source", "handoff", "re-prefill", "quality", "ticket"] {
+        assert!(report.lines().any(|line| line.starts_with(label)), "no line `{label}` in\n{report}");
+    }
+}
+
+#[test]
+fn refused_is_as_if_nothing_had_been_tried() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("strict.toml");
+    fs::write(&policy, "floor = 1e-9\n").unwrap();
+    let run = |extra: &[&str]| {
+        let args = ["run", "--device", "cpu", "--json", "-n", "24", "--policy"];
+        kvmig(folder.path()).args(args).arg(&policy).args(extra).output().unwrap()
+    };
+    let refused = record(&run(&[]));
+    assert_eq!(refused["decision"], "reprefill");
+    assert_eq!(refused["tokens"]["mapped"], 0);
+    assert!(refused["reason_text"].as_str().unwrap().contains("floor"), "{refused:#}");
+    let required = run(&["--require-migration"]);
+    assert_eq!(required.status.code(), Some(1));
+    let required: Value = serde_json::from_slice(&required.stdout).unwrap();
+    assert_eq!(required["text"], refused["text"], "the answer is given all the same");
+}
+
+/// What can't be used: exit code 2, one line that names the thing and the mend, and nothing on stdout.
+#[test]
+fn errors_name_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let absent = folder.path().join("absent").display().to_string();
+    let latin = file("latin.txt", b"caf\xe9");
+    let empty = file("empty.txt", b"");
+    let policy = file("policy.toml", b"flor = 0.2\n");
+    let range = file("range.toml", b"alpha = 1.5\n");
+    let gguf = file("cut.gguf", b"GGUF\x03\0\0\0");
+    let pair = ["run", "--device", "cpu", "--prompt", "x"];
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["run", "--prompt-file", &absent], &["absent"]),
+        (&["run", "--prompt-file", &latin], &["latin.txt", "UTF-8"]),
+        (&["run", "--device", "cpu", "--prompt-file", &empty], &["empty"]),
+        (&["run", "--policy", &policy], &["policy.toml", "flor"]),
+        (&["run", "--policy", &range], &["range.toml", "alpha", "1.5"]),
+        (&["run", "--device", "no-such-gpu"], &["no-such-gpu", "kvmig devices"]),
+        (&[pair[0], pair[1], pair[2], pair[3], pair[4], "--pair", &absent, "--source", &gguf, "--target", &gguf], &["absent"]),
+        (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &latin, "--out", &absent], &["latin.txt"]),
+        (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &absent, "--out", &absent], &["absent"]),
+        (&["pair", &absent], &["absent"]),
+        (&["gate", "show", "nonsense"], &["nonsense"]),
+    ];
+    for (args, needles) in cases {
+        let output = kvmig(folder.path()).args(*args).output().unwrap();
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}\n{message}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+        for needle in *needles {
+            assert!(message.contains(needle), "{args:?}: `{needle}` is not in\n{message}");
+        }
+        assert!(!message.contains("panicked"), "{message}");
+    }
+}
+
+#[test]
+fn a_prompt_too_long_for_the_model_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = folder.path().join("long.txt");
+    fs::write(&prompt, "All work and no play. ".repeat(2000)).unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--prompt-file"]).arg(&prompt).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("2048"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_prompt_without_a_middle_is_prefilled() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--prompt", "Hello"]).output().unwrap();
+    let record = record(&output);
+    assert_eq!((record["decision"].as_str(), record["reason"].as_str()), (Some("reprefill"), Some("nothing_to_map")));
+}
+
+#[test]
+fn help_teaches() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["run", "fit", "pair", "devices", "conform", "gate"] {
+        let output = kvmig(folder.path()).args([command, "--help"]).output().unwrap();
+        assert!(output.status.success());
+        assert!(stdout(&output).len() > 200, "{command}");
+    }
+}
+
+#[test]
+fn devices_lists_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["devices", "--json"]).output().unwrap();
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let devices = list["devices"].as_array().unwrap();
+    assert!(devices.iter().any(|device| device["kind"] == "cpu"), "{list:#}");
+}
