@@ -1,6 +1,6 @@
 //! Matrix products of the fit: views whose shapes this module's callers own, so that a mismatch is a fault of theirs.
 
-use kvmig_gemm::{Element, MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{Element, GemmError, MatMut, MatRef, Threads, matmul};
 
 /// A matrix inside a slice, strides in elements.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,10 @@ impl<'a, T> View<'a, T> {
     /// Rows of `cols` elements, `row_stride` apart.
     pub(super) fn rows(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> View<'a, T> {
         View { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    fn checked(self) -> Result<MatRef<'a, T>, GemmError> {
+        MatRef::new(self.data, self.rows, self.cols, self.row_stride, self.col_stride)
     }
 
     /// The transpose.
@@ -36,12 +40,13 @@ pub(super) fn multiply<T: Element>(
     left: View<'_, T>,
     right: View<'_, T>,
 ) {
-    let view = |v: View<'_, T>| {
-        MatRef::new(v.data, v.rows, v.cols, v.row_stride, v.col_stride).map(|m| (m, v.rows, v.cols))
+    let (rows, cols) = (left.rows, right.cols);
+    let mut product = || -> Result<(), GemmError> {
+        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, left.checked()?, right.checked()?, Threads::All)
     };
-    let product = view(left).and_then(|(l, rows, _)| {
-        let (r, _, cols) = view(right)?;
-        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, l, r, Threads::All)
-    });
-    product.expect("the fit's own shapes match");
+    product().expect("the fit's own shapes match");
+}
+
+fn matrix<T: Element>(view: View<'_, T>) -> Result<MatRef<'_, T>, GemmError> {
+    MatRef::new(view.data, view.rows, view.cols, view.row_stride, view.col_stride)
 }

@@ -40,6 +40,13 @@ pub struct Logits<'a> {
     pub vocab: usize,
 }
 
+impl<'a> Logits<'a> {
+    /// The first `columns` logits of one token.
+    fn row(self, row: usize, columns: usize) -> &'a [f32] {
+        &self.values[row * self.vocab..][..columns]
+    }
+}
+
 /// What one token contributes.
 struct Term {
     agrees: bool,
@@ -70,8 +77,7 @@ pub fn compare(
     let terms: Vec<Term> = (0..rows)
         .into_par_iter()
         .map(|row| {
-            let cut = |logits: Logits<'_>| &logits.values[row * logits.vocab..][..vocab];
-            let (p, q) = (distribution(cut(target)), distribution(cut(arm)));
+            let (p, q) = (distribution(target.row(row, vocab)), distribution(arm.row(row, vocab)));
             let p = p.ok_or(QualityError::NotFinite { arm: "target", row })?;
             let q = q.ok_or(QualityError::NotFinite { arm: name, row })?;
             let kl = p.log_probs.iter().zip(&q.log_probs).map(|(p, q)| p.exp() * (p - q)).sum();
