@@ -175,7 +175,7 @@ impl<'a> Job<'a> {
                     "half-split: convert the cache when it is imported".into(),
                 );
             }
-            if layout.rope.dims % 2 != 0 || layout.rope.dims > layout.head_dim {
+            if !layout.rope.dims.is_multiple_of(2) || layout.rope.dims > layout.head_dim {
                 let expected = format!("an even number of the head's {} dimensions", layout.head_dim);
                 return wrong(rope, format!("over {} dimensions", layout.rope.dims), expected);
             }
