@@ -37,7 +37,7 @@ pub enum Pairing {
 /// Only variants covered by a parity test exist; the others (YaRN, LongRoPE, dynamic) are refused by name when a model
 /// is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
+#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum RopeScaling {
     /// Frequencies as trained.
     None,
@@ -61,6 +61,7 @@ pub enum RopeScaling {
 
 /// Rotary position embedding of one model (Su et al. 2021), in the half-split pairing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Base of the geometric sequence of frequencies.
     pub theta: f64,
@@ -113,6 +114,7 @@ impl Rope {
 
 /// Shape and meaning of a cache: `layers` times keys and values of `[kv_heads, T, head_dim]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CacheLayout {
     /// Transformer layers.
     pub layers: usize,

@@ -14,7 +14,7 @@ use kvmig_shaders::{
 };
 use serde::Serialize;
 
-use super::{Device, DeviceError, Job, Pacing, ResidentWeights, ViewStrides, reference};
+use super::{Device, DeviceError, Job, Pacing, Report, ResidentWeights, ViewStrides, reference};
 use crate::{
     cache::{CacheLayout, Elem, KvPlanes, Pairing, Rope, RopeScaling},
     sandbox::recording::{Binding, BufferId, Recording, Step},
@@ -34,7 +34,8 @@ pub struct Side {
 }
 
 impl Side {
-    const fn new(layers: usize, heads: usize, d: usize, rope_dims: usize) -> Side {
+    /// A side.
+    pub const fn new(layers: usize, heads: usize, d: usize, rope_dims: usize) -> Side {
         Side { layers, heads, d, rope_dims }
     }
 
@@ -73,18 +74,16 @@ pub struct Case {
     cache: Elem,
 }
 
+impl Case {
+    /// A ridge mapping with `k` of the source's layers for each target layer, of f32 caches, `chunk` tokens at a time.
+    pub const fn ridge(name: &'static str, source: Side, target: Side, k: usize, tokens: usize, chunk: usize) -> Case {
+        let (weights, cache) = (Weights::Random, Elem::F32);
+        Case { name, source, target, k, weights, first: 0, tokens, chunk, cache }
+    }
+}
+
 const SMALL: Side = Side::new(4, 2, 64, 64);
-const PLAIN: Case = Case {
-    name: "affine_k3",
-    source: SMALL,
-    target: Side::new(2, 2, 32, 32),
-    k: 3,
-    weights: Weights::Random,
-    first: 0,
-    tokens: 33,
-    chunk: 33,
-    cache: Elem::F32,
-};
+const PLAIN: Case = Case::ridge("affine_k3", SMALL, Side::new(2, 2, 32, 32), 3, 33, 33);
 
 /// Every case: the shapes at which kernels go wrong (nothing a multiple of a tile, single tokens, partial rotation, heads
 /// of different width), chunks with a remainder, slots that do not begin at 0, f16 caches.
@@ -389,9 +388,25 @@ impl Fixture {
         change: impl Fn(Recording) -> Recording,
     ) -> Result<KvPlanes, DeviceError> {
         let mut target = self.target();
+        self.execute(device, weights, &mut target, pacing, change)?;
+        Ok(target)
+    }
+
+    /// The same into planes that are there already, with what it cost.
+    ///
+    /// # Errors
+    /// What [`Device::execute`] fails with.
+    pub fn execute(
+        &self,
+        device: &Device,
+        weights: &ResidentWeights,
+        target: &mut KvPlanes,
+        pacing: Pacing,
+        change: impl Fn(Recording) -> Recording,
+    ) -> Result<Report, DeviceError> {
         let record = |tokens: usize| -> Result<Recording, DeviceError> {
             let source = device.view_strides(&self.source, tokens as u32)?;
-            let strides = device.view_strides(&target, tokens as u32)?;
+            let strides = device.view_strides(target, tokens as u32)?;
             Ok(change(self.record(tokens, source, strides, u64::from(device.limits().offset_align))))
         };
         let full = record(self.case.chunk)?;
@@ -402,12 +417,11 @@ impl Fixture {
             rest: rest.as_ref(),
             weights,
             source: &self.source,
-            target: &mut target,
+            target,
             slots: self.case.first..self.case.first + self.case.tokens,
             positions: &self.positions,
             pacing,
-        })?;
-        Ok(target)
+        })
     }
 
     /// The recording of a ridge mapper: every source layer gathered once into a panel of keys and one of values, then a

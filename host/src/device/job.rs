@@ -57,9 +57,10 @@ pub struct Report {
     pub dispatches: u64,
     /// Multiplications and additions of the host's kernels.
     pub flops: u64,
-    /// Milliseconds spent to poison buffers and bring the source and the RoPE tables to the device.
+    /// Milliseconds to prepare the recordings and bring the source and the RoPE tables to the device; on the CPU to poison
+    /// the outputs.
     pub upload_ms: f64,
-    /// Milliseconds of the kernels; on a GPU the time the host waited for them.
+    /// Milliseconds of the kernels; on a GPU the time the host took to hand them over and waited for them.
     pub map_ms: f64,
     /// Milliseconds to scan the outputs and bring them into the target's planes.
     pub readback_ms: f64,

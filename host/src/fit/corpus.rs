@@ -177,6 +177,15 @@ impl Split {
         let calibration = take(usize::MAX);
         Split { calibration, selection, evidence }
     }
+
+    /// Draws up to `evidence` of documents that are for nothing else.
+    pub(super) fn draw_evidence(eligible: &[usize], evidence: usize, seed: u64) -> Split {
+        let mut order = eligible.to_vec();
+        Random::new(seed).shuffle(&mut order);
+        order.truncate(evidence);
+        order.sort_unstable();
+        Split { evidence: order, ..Split::default() }
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,195 @@
-//! Fits the weights of a pair.
+//! Fits the weights of a pair: capture → moments → selection → k → ridge → pair folder with held-out evidence.
+//!
+//! Reading order: [`fit`], [`moments`], [`select`], [`ridge`]. Documents to calibrate, to choose k and to measure on are
+//! disjoint. Interrupted and called again with the same options, a fit goes on from what it had captured and measured.
 
+mod capture;
+mod choose;
 mod content;
+pub mod corpus;
+mod error;
+mod evidence;
 pub mod linalg;
+mod log;
 pub mod moments;
+mod options;
+mod plan;
 mod product;
 pub mod ridge;
 pub mod select;
+pub mod state;
+
+use std::{fs, io, ops::ControlFlow, path::Path};
+
+use kvmig_gate::{Digest, Gate};
+
+pub use corpus::CorpusFile;
+pub use error::FitError;
+pub use log::LogError;
+pub use options::{FitOptions, Progress, Stage};
+
+use crate::{
+    device::Device,
+    engine::Model,
+    pair::{
+        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings, SweepPoint,
+        WeightsRecord,
+    },
+};
+use evidence::Bench;
+use moments::Moments;
+use plan::Plan;
+use ridge::LayerMap;
+use select::Scores;
+
+/// Fewer rows per feature than this, and a fit is refused: what it would have learnt is its calibration text (METHOD §8).
+const ROWS_PER_FEATURE: usize = 2;
+
+/// Fits a pair, measures it on held-out documents, and writes its folder.
+///
+/// `watch` is told how far it has come and may answer `Break`: what was captured and measured is then kept for the next call.
+///
+/// # Errors
+/// [`FitError`]; the pair folder is whole or not there.
+pub fn fit(
+    options: &FitOptions,
+    source: &Model,
+    target: &Model,
+    gate: &Gate,
+    device: &Device,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Pair, FitError> {
+    check(options, source, target)?;
+    let plan = Plan::new(options, source, target)?;
+    let state = capture::capture(options, &plan, source, target, watch)?;
+    let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
+    let (k, sweep) = match options.k {
+        Some(k) => (k.min(source.layout().layers), Vec::new()),
+        None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
+    };
+    enough_rows(k, &state.moments)?;
+    step(watch, Stage::Solve, 0, 1)?;
+    let maps = ridge::fit(&state.moments, &scores.top_all(k), options.lambda)?;
+    let draft = draft(options, &plan, &state.moments, &maps, (k, sweep), source, target)?;
+    drop((maps, state));
+    let bench = Bench { gate, device, source, target, pair: draft.pair() };
+    let evidence = bench.measure(options, &plan.evidence, watch)?;
+    let pair = draft.write(&options.out, Some(evidence))?;
+    if !options.keep_state {
+        for file in [options.state_file(), options.evidence_log()] {
+            remove(&file)?;
+        }
+    }
+    Ok(pair)
+}
+
+/// What can be told before anything runs.
+fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), FitError> {
+    if let Some((field, found, expected)) = options.fault() {
+        return Err(FitError::Setting { field, found, expected });
+    }
+    if options.out.exists() {
+        return Err(PairError::Exists(options.out.clone()).into());
+    }
+    let (found, expected) = (target.tokenizer().tokenizer_digest(), source.tokenizer().tokenizer_digest());
+    if found != expected {
+        let (source, target) = (source.name().to_owned(), target.name().to_owned());
+        return Err(FitError::Tokenizers { source_model: source, target_model: target, found, expected });
+    }
+    Ok(())
+}
+
+fn choose_k(
+    options: &FitOptions,
+    plan: &Plan,
+    moments: &Moments,
+    scores: &Scores,
+    source: &Model,
+    target: &Model,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(usize, Vec<SweepPoint>), FitError> {
+    let largest = options.max_k.unwrap_or(usize::MAX);
+    let candidates: Vec<usize> = select::sweep(source.layout().layers)
+        .into_iter()
+        .filter(|&k| k <= largest && enough_rows(k, moments).is_ok())
+        .collect();
+    if candidates.is_empty() {
+        enough_rows(1, moments)?;
+    }
+    let mut trials = Vec::new();
+    for (done, prompt) in plan.selection.iter().enumerate() {
+        step(watch, Stage::Selection, done, plan.selection.len())?;
+        trials.push(choose::Trial::run(prompt, (options.head, options.tail), source, target)?);
+    }
+    choose::choose(moments, scores, &candidates, options.lambda, &trials, source.layout(), watch)
+}
+
+fn enough_rows(k: usize, moments: &Moments) -> Result<(), FitError> {
+    let features = k * moments.shape().source_width;
+    let (rows, expected) = (moments.rows(), ROWS_PER_FEATURE * features);
+    if rows >= expected as u64 { Ok(()) } else { Err(FitError::TooFewRows { rows, k, features, expected }) }
+}
+
+/// Tells `watch`; nothing is lost by stopping in these short stages but themselves.
+fn step(
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    stage: Stage,
+    done: usize,
+    total: usize,
+) -> Result<(), FitError> {
+    let stopped = watch(Progress { stage, done, total }).is_break();
+    if stopped { Err(FitError::Stopped { stage: stage.name() }) } else { Ok(()) }
+}
+
+fn draft(
+    options: &FitOptions,
+    plan: &Plan,
+    moments: &Moments,
+    maps: &[LayerMap],
+    (k, sweep): (usize, Vec<SweepPoint>),
+    source: &Model,
+    target: &Model,
+) -> Result<Draft, PairError> {
+    let weights = pair::encode_weights(maps, options.elem)?;
+    let settings = RidgeSettings { layers: maps.iter().map(|map| map.sources.clone()).collect() };
+    let identity = Identity {
+        format: pair::FORMAT,
+        head: options.head,
+        tail: options.tail,
+        mapper: MapperRecord {
+            kind: "ridge".to_owned(),
+            module: Digest::of(&options.module),
+            settings: settings.to_json(),
+        },
+        weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
+        source: ModelRecord::of(source),
+        target: ModelRecord::of(target),
+    };
+    let mean = |value: fn(&LayerMap) -> f64| maps.iter().map(value).sum::<f64>() / maps.len() as f64;
+    let fit = FitRecord {
+        kvmig: env!("CARGO_PKG_VERSION").to_owned(),
+        k,
+        seed: options.seed,
+        context: options.context,
+        stride: options.stride,
+        sequences: plan.sequences.len(),
+        rows: moments.rows(),
+        r2_keys: mean(|map| map.keys.r2),
+        r2_values: mean(|map| map.values.r2),
+        jitter: maps.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
+        lambda: options.lambda,
+        sweep,
+        corpora: plan.corpora.clone(),
+    };
+    let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
+    Draft::new(manifest, options.module.clone(), weights)
+}
+
+fn remove(file: &Path) -> Result<(), FitError> {
+    match fs::remove_file(file) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(FitError::Leftover { file: file.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

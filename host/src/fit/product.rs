@@ -1,6 +1,6 @@
 //! Matrix products of the fit: views whose shapes this module's callers own, so that a mismatch is a fault of theirs.
 
-use kvmig_gemm::{GemmError, Element, MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{Element, GemmError, MatMut, MatRef, Threads, matmul};
 
 /// A matrix inside a slice, strides in elements.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,10 @@ impl<'a, T> View<'a, T> {
     /// Rows of `cols` elements, `row_stride` apart.
     pub(super) fn rows(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> View<'a, T> {
         View { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    fn checked(self) -> Result<MatRef<'a, T>, GemmError> {
+        MatRef::new(self.data, self.rows, self.cols, self.row_stride, self.col_stride)
     }
 
     /// The transpose.
@@ -37,10 +41,10 @@ pub(super) fn multiply<T: Element>(
     right: View<'_, T>,
 ) {
     let (rows, cols) = (left.rows, right.cols);
-    let product = matrix(left).and_then(|left| {
-        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, left, matrix(right)?, Threads::All)
-    });
-    product.expect("the fit's own shapes match");
+    let mut product = || -> Result<(), GemmError> {
+        matmul(MatMut::new(into, rows, cols, stride, 1)?, keep, factor, left.checked()?, right.checked()?, Threads::All)
+    };
+    product().expect("the fit's own shapes match");
 }
 
 fn matrix<T: Element>(view: View<'_, T>) -> Result<MatRef<'_, T>, GemmError> {

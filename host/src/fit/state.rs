@@ -7,12 +7,13 @@ use std::{
     borrow::Cow,
     collections::HashMap,
     fs::{self, File},
-    io::{self, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
 use kvmig_gate::{Digest, DigestBuilder};
 use safetensors::{Dtype, SafeTensors, View};
+use serde::{Deserialize, Serialize};
 
 use super::{
     linalg::Matrix,
@@ -21,6 +22,22 @@ use super::{
 
 /// Version of the file's form.
 const FORMAT: &str = "kvmig-fit-state-1";
+
+/// Name of the metadata entry that holds the [`Header`].
+const METADATA: &str = "kvmig";
+
+/// The metadata.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    format: String,
+    plan: Digest,
+    consumed: usize,
+    rows: u64,
+    shape: MomentShape,
+    /// See [`seal`].
+    sha256: Digest,
+}
 
 /// A state that can't be used or kept.
 #[derive(Debug, thiserror::Error)]
@@ -93,23 +110,24 @@ impl State {
     pub fn save(&self, file: &Path) -> Result<(), StateError> {
         let failed = |source| StateError::Write { file: file.to_owned(), source };
         let tensors = tensors(&self.moments);
-        let shape = self.moments.shape();
-        let metadata = HashMap::from([
-            ("format".to_owned(), FORMAT.to_owned()),
-            ("plan".to_owned(), self.plan.to_string()),
-            ("consumed".to_owned(), self.consumed.to_string()),
-            ("rows".to_owned(), self.moments.rows().to_string()),
-            ("source".to_owned(), format!("{} x {}", shape.source_layers, shape.source_width)),
-            ("target".to_owned(), format!("{} x {}", shape.target_layers, shape.target_width)),
-            ("sha256".to_owned(), seal(&tensors, self).to_string()),
-        ]);
-        let bytes = safetensors::serialize(tensors.iter().map(|t| (t.name.as_str(), t)), Some(metadata))
-            .map_err(|error| failed(io::Error::other(error)))?;
+        let header = Header {
+            format: FORMAT.to_owned(),
+            plan: self.plan,
+            consumed: self.consumed,
+            rows: self.moments.rows(),
+            shape: self.moments.shape(),
+            sha256: seal(&tensors, self),
+        };
+        let header = serde_json::to_string(&header).expect("a header holds strings and numbers only");
+        // One entry: several would be written in the order of a hash map, and equal states would differ in their bytes.
+        let metadata = HashMap::from([(METADATA.to_owned(), header)]);
         let parent = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(failed)?;
-        let mut draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
-        draft.write_all(&bytes).map_err(failed)?;
-        draft.as_file().sync_all().map_err(failed)?;
+        let draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+        let views = tensors.iter().map(|t| (t.name.as_str(), t));
+        safetensors::serialize_to_file(views, Some(metadata), draft.path())
+            .map_err(|error| failed(io::Error::other(error)))?;
+        File::open(draft.path()).and_then(|file| file.sync_all()).map_err(failed)?;
         draft.persist(file).map_err(|error| failed(error.error))?;
         Ok(())
     }
@@ -154,13 +172,13 @@ impl View for &Tensor<'_> {
     }
 }
 
-/// Every tensor in a fixed order. The form is little endian, as safetensors asks; on other machines the bytes are swapped.
+/// Every tensor in a fixed order.
 fn tensors(moments: &Moments) -> Vec<Tensor<'_>> {
     let mut tensors = Vec::new();
     for (prefix, side) in [("keys", &moments.keys), ("values", &moments.values)] {
-        let mut f64s = |name: &str, shape: Vec<usize>, numbers: &[f64]| {
-            let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype: Dtype::F64, shape, bytes: Cow::Owned(bytes) });
+        let mut f64s = |name: &str, shape: Vec<usize>, numbers| {
+            let bytes = little_endian(numbers, f64::to_le_bytes);
+            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype: Dtype::F64, shape, bytes });
         };
         for (name, numbers) in [
             ("source_sum", &side.source_sum),
@@ -175,12 +193,21 @@ fn tensors(moments: &Moments) -> Vec<Tensor<'_>> {
             }
         }
         for (name, numbers) in [("source_shift", &side.source_shift), ("target_shift", &side.target_shift)] {
-            let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let bytes = little_endian(numbers, f32::to_le_bytes);
             let (dtype, shape) = (Dtype::F32, vec![numbers.len()]);
-            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype, shape, bytes: Cow::Owned(bytes) });
+            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype, shape, bytes });
         }
     }
     tensors
+}
+
+/// The bytes of safetensors: as they lie in memory where that is little endian, since a state may be gigabytes.
+fn little_endian<T: bytemuck::NoUninit, const N: usize>(numbers: &[T], bytes: fn(T) -> [u8; N]) -> Cow<'_, [u8]> {
+    if cfg!(target_endian = "little") {
+        Cow::Borrowed(bytemuck::cast_slice(numbers))
+    } else {
+        Cow::Owned(numbers.iter().flat_map(|&x| bytes(x)).collect())
+    }
 }
 
 /// Digest of the tensors and the counts that belong to them.
@@ -200,41 +227,42 @@ fn seal(tensors: &[Tensor<'_>], state: &State) -> Digest {
 struct Reader<'a> {
     file: &'a Path,
     tensors: SafeTensors<'a>,
-    metadata: HashMap<String, String>,
+    header: Header,
 }
 
 impl<'a> Reader<'a> {
     fn new(file: &'a Path, bytes: &'a [u8]) -> Result<Reader<'a>, StateError> {
-        let damaged = |error: safetensors::SafeTensorError| StateError::Damaged {
+        let damaged = |field: &str, found: String, expected: &str| StateError::Damaged {
             file: file.to_owned(),
-            field: "file".to_owned(),
-            found: error.to_string(),
-            expected: "a safetensors file".to_owned(),
+            field: field.to_owned(),
+            found,
+            expected: expected.to_owned(),
         };
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-        let metadata = header.metadata().clone().unwrap_or_default();
-        Ok(Reader { file, tensors: SafeTensors::deserialize(bytes).map_err(damaged)?, metadata })
+        let no_tensors = |error: safetensors::SafeTensorError| damaged("file", error.to_string(), "a safetensors file");
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(no_tensors)?;
+        let text = metadata.metadata().as_ref().and_then(|entries| entries.get(METADATA)).map_or("", String::as_str);
+        let header: Header = serde_json::from_str(text)
+            .map_err(|error| damaged(METADATA, error.to_string(), "the header of a captured state"))?;
+        if header.format != FORMAT {
+            return Err(damaged("format", header.format, FORMAT));
+        }
+        Ok(Reader { file, tensors: SafeTensors::deserialize(bytes).map_err(no_tensors)?, header })
     }
 
     fn state(&self, plan: Digest, shape: MomentShape) -> Result<State, StateError> {
-        let format = self.metadata.get("format").map_or("nothing", String::as_str);
-        if format != FORMAT {
-            return Err(self.damaged("format", format, FORMAT));
+        let Header { consumed, rows, sha256, .. } = self.header;
+        if self.header.plan != plan {
+            let (file, found) = (self.file.to_owned(), self.header.plan);
+            return Err(StateError::Foreign { file, found, expected: plan });
         }
-        let found: Digest = self.parse("plan", "a digest")?;
-        if found != plan {
-            return Err(StateError::Foreign { file: self.file.to_owned(), found, expected: plan });
+        if self.header.shape != shape {
+            return Err(self.damaged("shape", format!("{:?}", self.header.shape), format!("{shape:?}")));
         }
-        let moments = Moments::from_parts(
-            shape,
-            self.parse("rows", "a number of rows")?,
-            self.side("keys", shape)?,
-            self.side("values", shape)?,
-        );
-        let state = State { plan, consumed: self.parse("consumed", "a number of sequences")?, moments };
-        let (sealed, found): (Digest, Digest) = (self.parse("sha256", "a digest")?, seal(&tensors(&state.moments), &state));
-        if sealed != found {
-            return Err(self.damaged("sha256", found, sealed));
+        let moments = Moments::from_parts(shape, rows, self.side("keys", shape)?, self.side("values", shape)?);
+        let state = State { plan, consumed, moments };
+        let found = seal(&tensors(&state.moments), &state);
+        if found != sha256 {
+            return Err(self.damaged("sha256", found, sha256));
         }
         Ok(state)
     }
@@ -280,11 +308,6 @@ impl<'a> Reader<'a> {
         Ok(view.data())
     }
 
-    fn parse<T: std::str::FromStr>(&self, field: &str, expected: &str) -> Result<T, StateError> {
-        let found = self.metadata.get(field).map_or("nothing", String::as_str);
-        found.parse().map_err(|_| self.damaged(field, found, expected))
-    }
-
     fn damaged(&self, field: &str, found: impl ToString, expected: impl ToString) -> StateError {
         let (found, expected) = (found.to_string(), expected.to_string());
         StateError::Damaged { file: self.file.to_owned(), field: field.to_owned(), found, expected }
@@ -321,14 +344,8 @@ mod tests {
             add(&mut state, seed);
             state.save(&parts).unwrap();
         }
-        // The header's metadata is an unordered map: what follows it is compared byte for byte.
-        let read = |file: &Path| {
-            let bytes = fs::read(file).unwrap();
-            let (header, _) = SafeTensors::read_metadata(&bytes).unwrap();
-            bytes[8 + header..].to_vec()
-        };
-        assert_eq!(read(&whole), read(&parts));
-        assert_eq!(State::load(&whole, plan, SHAPE).unwrap(), State::load(&parts, plan, SHAPE).unwrap());
+        assert_eq!(fs::read(&whole).unwrap(), fs::read(&parts).unwrap());
+        assert_eq!(State::load(&parts, plan, SHAPE).unwrap().unwrap(), state);
     }
 
     #[test]

@@ -41,9 +41,9 @@ pub struct Logits<'a> {
 }
 
 impl<'a> Logits<'a> {
-    /// The first `vocab` columns of a row.
-    fn row(self, row: usize, vocab: usize) -> &'a [f32] {
-        &self.values[row * self.vocab..][..vocab]
+    /// The first `columns` logits of one token.
+    fn row(self, row: usize, columns: usize) -> &'a [f32] {
+        &self.values[row * self.vocab..][..columns]
     }
 }
 

@@ -1,0 +1,110 @@
+//! What can go wrong with a fit.
+
+use std::{io, path::PathBuf};
+
+use kvmig_gate::{Digest, GateError};
+
+use super::{LogError, corpus::CorpusError, linalg::LinalgError, state::StateError};
+use crate::{
+    engine::EngineError,
+    measure::audit::AuditError,
+    migrate::{ExecuteError, MapperError},
+    pair::PairError,
+};
+
+/// A fit that made no pair.
+#[derive(Debug, thiserror::Error)]
+pub enum FitError {
+    /// A setting that no fit can have.
+    #[error("{field}: found {found}, expected {expected}")]
+    Setting {
+        /// The setting.
+        field: &'static str,
+        /// What was given.
+        found: String,
+        /// What can be.
+        expected: String,
+    },
+    /// The models are no siblings.
+    #[error(
+        "{target_model}: tokenizer {} is not {source_model}'s ({}): only models of one tokenizer make a pair",
+        found.short(), expected.short()
+    )]
+    Tokenizers {
+        /// The source.
+        source_model: String,
+        /// The target.
+        target_model: String,
+        /// The target's tokenizer.
+        found: Digest,
+        /// The source's.
+        expected: Digest,
+    },
+    /// Too few rows for the number of features.
+    #[error(
+        "{rows} calibration rows for {features} features (k = {k}), expected at least {expected}: raise --tokens, give a \
+         larger corpus or a smaller --k"
+    )]
+    TooFewRows {
+        /// Rows there are.
+        rows: u64,
+        /// Source layers per target layer.
+        k: usize,
+        /// Columns of the regression.
+        features: usize,
+        /// Rows there should be.
+        expected: usize,
+    },
+    /// The caller stopped; what was done is kept.
+    #[error("stopped during {stage}; {} holds what was done: run the same command again to go on", file.display())]
+    Interrupted {
+        /// The stage.
+        stage: &'static str,
+        /// Where it is kept.
+        file: PathBuf,
+    },
+    /// The caller stopped in a stage that begins anew.
+    #[error("stopped during {stage}; what was captured is kept: run the same command again to go on")]
+    Stopped {
+        /// The stage.
+        stage: &'static str,
+    },
+    /// The texts can't be fitted on.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// What was captured can't be kept or used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// What was measured can't be kept.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The moments have no solution.
+    #[error(transparent)]
+    Linalg(#[from] LinalgError),
+    /// A model failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The pair can't be put together or written.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    /// The module or the device can't take the pair.
+    #[error(transparent)]
+    Mapper(#[from] MapperError),
+    /// The gate allowed no trial, or could not write it down.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    /// A held-out document could not be mapped.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    /// A held-out document could not be measured.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// The pair is written, but the captured state can't be removed.
+    #[error("the pair is written; {}: can't be removed: {source}", file.display())]
+    Leftover {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}

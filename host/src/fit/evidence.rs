@@ -1,0 +1,137 @@
+//! Held-out evidence: the fitted pair, tried as it will run, through the gate's trial route.
+
+use std::{ops::ControlFlow, time::Instant};
+
+use kvmig_gate::{Candidate, Digest, DigestBuilder, DocumentOutcome, Evidence, Gate, PairFacts, Request};
+
+use super::{
+    FitError, FitOptions, Progress, Stage,
+    log::{Log, Subject},
+    plan::Prompt,
+};
+use crate::{
+    cache::KvCache,
+    device::Device,
+    engine::{Model, PrefillOptions, Session},
+    measure::audit::{CONTINUATION, Native},
+    migrate::{self, Mapper, Stages},
+    pair::Pair,
+};
+
+/// What runs a trial.
+pub(super) struct Bench<'a> {
+    pub(super) gate: &'a Gate,
+    pub(super) device: &'a Device,
+    pub(super) source: &'a Model,
+    pub(super) target: &'a Model,
+    pub(super) pair: &'a Pair,
+}
+
+impl<'a> Bench<'a> {
+    /// Measures every prompt that the log doesn't have yet.
+    pub(super) fn measure(
+        &self,
+        options: &FitOptions,
+        prompts: &[Prompt],
+        watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Evidence, FitError> {
+        let mapper = Mapper::load(self.pair, self.device)?;
+        let backend = self.device.info().backend;
+        let subject =
+            Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), documents: digest(prompts) };
+        let path = options.evidence_log();
+        let mut log = Log::open(&path, &subject)?;
+        let total = prompts.len();
+        for prompt in &prompts[log.outcomes.len().min(total)..] {
+            if watch(Progress { stage: Stage::Evidence, done: log.outcomes.len(), total }).is_break() {
+                return Err(FitError::Interrupted { stage: Stage::Evidence.name(), file: path });
+            }
+            let outcome = self.outcome(&mapper, &backend, prompt)?;
+            log.push(outcome)?;
+        }
+        let _ = watch(Progress { stage: Stage::Evidence, done: total, total });
+        Ok(Evidence {
+            artifact: subject.artifact,
+            head: self.pair.head(),
+            tail: self.pair.tail(),
+            seed: options.seed,
+            backend,
+            documents: log.outcomes,
+        })
+    }
+
+    fn outcome(&self, mapper: &Mapper, backend: &str, prompt: &Prompt) -> Result<DocumentOutcome, FitError> {
+        let tokens = &prompt.tokens;
+        let prefilled = self.source.prefill(tokens, PrefillOptions::default())?;
+        let clock = Instant::now();
+        let (session, receipt) = self.map(mapper, backend, prompt, &prefilled.cache)?;
+        let handoff_ms = clock.elapsed().as_secs_f64() * 1e3;
+        let native = Native::run(self.target, tokens, CONTINUATION)?;
+        let mapped = native.quality_of_mapped(&session, tokens)?;
+        drop(session);
+        self.gate.settle(receipt, &mapped)?;
+        let ends = self.target.ends_only(tokens, self.pair.head(), self.pair.tail(), self.target.layout().elem)?;
+        let ends_only = native.quality_of("ends_only", &ends)?;
+        let alone = [self.target.tokenizer().encode("")?.as_slice(), &tokens[tokens.len() - 1..]].concat();
+        let alone = self.target.session(self.target.prefill(&alone, PrefillOptions::default())?)?;
+        let no_prefix = native.quality_of("no_prefix", &alone)?;
+        let source = native.quality_of("source", &self.source.session(prefilled)?)?;
+        Ok(DocumentOutcome {
+            id: prompt.id.clone(),
+            domain: prompt.domain.clone(),
+            tokens: tokens.len(),
+            mapped,
+            ends_only,
+            no_prefix,
+            source,
+            handoff_ms,
+            reprefill_ms: native.prefill_ms(),
+        })
+    }
+
+    fn map(
+        &self,
+        mapper: &Mapper,
+        backend: &str,
+        prompt: &Prompt,
+        cache: &KvCache,
+    ) -> Result<(Session<'a>, kvmig_gate::Receipt), FitError> {
+        let pair = self.pair;
+        let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None };
+        let permit = self.gate.trial(&Request {
+            pair: PairFacts { name: pair.name(), source: pair.source_digest(), target: pair.target_digest() },
+            cache: migrate::facts(cache),
+            head: pair.head(),
+            tail: pair.tail(),
+            domain: Some(&prompt.domain),
+            backend,
+            mismatch: None,
+            candidates: vec![candidate],
+        })?;
+        let job = migrate::Job {
+            cache,
+            layout: self.target.layout(),
+            target: self.target.digest(),
+            head: pair.head(),
+            tail: pair.tail(),
+            room: CONTINUATION,
+        };
+        let (trialled, receipt) = migrate::execute(permit, mapper, self.device, &job, &mut Stages::default())?;
+        match self.target.resume_trial(trialled, &prompt.tokens, job.head, job.tail) {
+            Ok(session) => Ok((session, receipt)),
+            Err(error) => {
+                self.gate.failed(receipt, &error.to_string())?;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+fn digest(prompts: &[Prompt]) -> Digest {
+    let mut digest = DigestBuilder::new("fit-evidence");
+    for prompt in prompts {
+        let bytes: Vec<u8> = prompt.tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        digest = digest.field("id", prompt.id.as_bytes()).field("tokens", &bytes);
+    }
+    digest.finish()
+}

@@ -1,0 +1,151 @@
+//! What to fit on, how, and where to.
+
+use std::path::PathBuf;
+
+use super::{corpus::CorpusFile, ridge::Lambda};
+use crate::cache::Elem;
+
+/// Settings of a fit.
+#[derive(Clone, Debug)]
+pub struct FitOptions {
+    /// What people and the ledger call the pair.
+    pub name: String,
+    /// The pair folder to make; nothing may be there.
+    pub out: PathBuf,
+    /// Texts to calibrate on, to choose k on and, unless `held_out` says otherwise, to measure on.
+    pub corpora: Vec<CorpusFile>,
+    /// Texts to measure on; without any, documents of `corpora` are held out.
+    pub held_out: Vec<CorpusFile>,
+    /// Tokens of a calibration sequence, and of the prefix of a selection or evidence document.
+    pub context: usize,
+    /// Calibration tokens to stop at; all that the texts have where they have fewer.
+    pub tokens: usize,
+    /// Every how many positions a calibration row is taken; at least 1.
+    pub stride: usize,
+    /// First positions that the target computes itself: excluded from the fit and from every figure of the map.
+    pub head: usize,
+    /// Last prompt tokens that the target computes itself; at least 1.
+    pub tail: usize,
+    /// Source layers per target layer; chosen on selection documents where it is `None`.
+    pub k: Option<usize>,
+    /// The largest k that may be chosen.
+    pub max_k: Option<usize>,
+    /// Strength of the ridge.
+    pub lambda: Lambda,
+    /// Element type of the weights.
+    pub elem: Elem,
+    /// Selection documents per corpus; none are drawn where k is given.
+    pub selection: usize,
+    /// Evidence documents per corpus.
+    pub evidence: usize,
+    /// Seed of the split of documents.
+    pub seed: u64,
+    /// The mapper module's component.
+    pub module: Vec<u8>,
+    /// Whether to keep what was captured after the pair is written, for another fit of the same rows.
+    pub keep_state: bool,
+}
+
+impl FitOptions {
+    /// The defaults: 16,384 calibration tokens in sequences of 384, 4 native positions at the head and 32 at the tail, k chosen.
+    pub fn new(name: &str, out: PathBuf, corpora: Vec<CorpusFile>, module: Vec<u8>) -> FitOptions {
+        FitOptions {
+            name: name.to_owned(),
+            out,
+            corpora,
+            held_out: Vec::new(),
+            context: 384,
+            tokens: 16_384,
+            stride: 1,
+            head: 4,
+            tail: 32,
+            k: None,
+            max_k: None,
+            lambda: Lambda::default(),
+            elem: Elem::F16,
+            selection: 4,
+            evidence: 30,
+            seed: 1,
+            module,
+            keep_state: false,
+        }
+    }
+
+    /// The file that captured moments are kept in until the pair is written.
+    pub fn state_file(&self) -> PathBuf {
+        self.beside("state")
+    }
+
+    /// The file that evidence is kept in until the pair is written.
+    pub fn evidence_log(&self) -> PathBuf {
+        self.beside("evidence.jsonl")
+    }
+
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.out.file_name().unwrap_or(self.out.as_os_str()).to_owned();
+        name.push(".");
+        name.push(suffix);
+        self.out.with_file_name(name)
+    }
+
+    /// The first setting that no fit can have: (field, found, expected).
+    pub(super) fn fault(&self) -> Option<(&'static str, String, String)> {
+        let at_least = |field, found: usize, least: usize| {
+            (found < least).then(|| (field, found.to_string(), format!("at least {least}")))
+        };
+        // Fewer mapped tokens than this, and evidence would be about the native ends.
+        const MIDDLE: usize = 16;
+        at_least("stride", self.stride, 1)
+            .or_else(|| at_least("tail", self.tail, 1))
+            .or_else(|| at_least("context", self.context, self.head + self.tail + MIDDLE))
+            .or_else(|| at_least("k", self.k.unwrap_or(1), 1))
+            .or_else(|| at_least("max-k", self.max_k.unwrap_or(1), 1))
+            .or_else(|| at_least("evidence", self.evidence, 1))
+            .or_else(|| at_least("selection", if self.k.is_some() { 1 } else { self.selection }, 1))
+            .or_else(|| at_least("tokens", self.tokens, self.context))
+            .or_else(|| {
+                let lambda = self.lambda.value;
+                let sound = lambda.is_finite() && lambda >= 0.0;
+                (!sound).then(|| ("lambda", lambda.to_string(), "a finite number, at least 0".to_owned()))
+            })
+    }
+}
+
+/// How far a fit has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is going on.
+    pub stage: Stage,
+    /// Steps done.
+    pub done: usize,
+    /// Steps of this stage.
+    pub total: usize,
+}
+
+/// Stages of a fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Both models run over the calibration sequences; a step is a token.
+    Capture,
+    /// Both models run over the selection documents; a step is a document.
+    Selection,
+    /// One k after the other is fitted and tried on them; a step is a k.
+    Sweep,
+    /// The weights are solved for; one step.
+    Solve,
+    /// The pair is tried on held-out documents; a step is a document.
+    Evidence,
+}
+
+impl Stage {
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Capture => "capture",
+            Stage::Selection => "selection",
+            Stage::Sweep => "choosing k",
+            Stage::Solve => "solve",
+            Stage::Evidence => "evidence",
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! From texts to token sequences, and which of them calibrates, chooses and measures.
+
+use kvmig_gate::{Digest, DigestBuilder};
+
+use super::{
+    FitError, FitOptions,
+    corpus::{Corpus, CorpusError, Split, check_disjoint},
+};
+use crate::{engine::Model, pair::CorpusRecord};
+
+/// Tokens beyond the head that a calibration sequence needs to be worth two prefills.
+const SHORTEST: usize = 16;
+
+/// A document's prefix, to choose k on or to measure on.
+#[derive(Clone, Debug)]
+pub(super) struct Prompt {
+    /// Unique: domain and number.
+    pub(super) id: String,
+    pub(super) domain: String,
+    pub(super) tokens: Vec<u32>,
+}
+
+/// Everything that the models will run over.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Calibration sequences in the order they are consumed.
+    pub(super) sequences: Vec<Vec<u32>>,
+    pub(super) selection: Vec<Prompt>,
+    pub(super) evidence: Vec<Prompt>,
+    pub(super) corpora: Vec<CorpusRecord>,
+    /// Digest of what the captured moments depend on.
+    pub(super) digest: Digest,
+}
+
+impl Plan {
+    /// Reads and splits the texts. Documents with fewer tokens than the context can calibrate, but not choose or measure.
+    pub(super) fn new(options: &FitOptions, source: &Model, target: &Model) -> Result<Plan, FitError> {
+        if options.corpora.is_empty() {
+            return Err(CorpusError::None.into());
+        }
+        let read = |files: &[_]| files.iter().map(Corpus::read).collect::<Result<Vec<_>, _>>();
+        let (fitted, held_out) = (read(&options.corpora)?, read(&options.held_out)?);
+        let (fitted_count, all) = (fitted.len(), [fitted, held_out].concat());
+        check_disjoint(&all)?;
+        let starts = source.tokenizer().encode("")?;
+        let mut plan = Draft::default();
+        for (i, corpus) in all.iter().enumerate() {
+            let held_out = i >= fitted_count;
+            let evidence = if held_out || options.held_out.is_empty() { options.evidence } else { 0 };
+            let selection = if held_out || options.k.is_some() { 0 } else { options.selection };
+            plan.add(options, source, corpus, Wanted { calibrate: !held_out, selection, evidence }, &starts)?;
+        }
+        plan.finish(options, source, target)
+    }
+}
+
+/// What a corpus is wanted for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    calibrate: bool,
+    selection: usize,
+    evidence: usize,
+}
+
+#[derive(Default)]
+struct Draft {
+    /// Per corpus, sequences in the order of preference.
+    calibration: Vec<Vec<Vec<u32>>>,
+    selection: Vec<Prompt>,
+    evidence: Vec<Prompt>,
+    corpora: Vec<CorpusRecord>,
+}
+
+impl Draft {
+    fn add(
+        &mut self,
+        options: &FitOptions,
+        source: &Model,
+        corpus: &Corpus,
+        wanted: Wanted,
+        starts: &[u32],
+    ) -> Result<(), FitError> {
+        let encode = |text: &String| source.tokenizer().encode(text);
+        let tokens: Vec<Vec<u32>> = corpus.documents.iter().map(encode).collect::<Result<_, _>>()?;
+        let (long, short): (Vec<usize>, Vec<usize>) = (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
+        let split = if wanted.calibrate {
+            let mut split = Split::draw(&long, wanted.selection, wanted.evidence, options.seed);
+            split.calibration.extend(short.iter().filter(|&&i| tokens[i].len() >= options.head + SHORTEST));
+            split.calibration.sort_unstable();
+            split
+        } else {
+            Split::draw_evidence(&long, wanted.evidence, options.seed)
+        };
+        let roles = [
+            (wanted.calibrate, split.calibration.len(), "to calibrate"),
+            (wanted.selection > 0, split.selection.len(), "to choose k"),
+            (wanted.evidence > 0, split.evidence.len(), "to measure"),
+        ];
+        if roles.iter().any(|(wanted, count, _)| *wanted && *count == 0) {
+            return Err(CorpusError::TooFew {
+                file: corpus.file.path.clone(),
+                found: long.len(),
+                expected: roles.iter().filter(|(wanted, ..)| *wanted).count(),
+                tokens: options.context,
+                roles: "one each to calibrate, to choose k where it is not given, and to measure",
+            }
+            .into());
+        }
+        let prompt = |&i: &usize| Prompt {
+            id: format!("{}-{i}", corpus.file.name),
+            domain: corpus.file.name.clone(),
+            tokens: tokens[i][..options.context].to_vec(),
+        };
+        self.selection.extend(split.selection.iter().map(prompt));
+        self.evidence.extend(split.evidence.iter().map(prompt));
+        if wanted.calibrate {
+            let documents: Vec<&[u32]> = split.calibration.iter().map(|&i| tokens[i].as_slice()).collect();
+            self.calibration.push(sequences(&documents, options.context, options.head + SHORTEST, starts));
+        }
+        self.corpora.push(CorpusRecord {
+            name: corpus.file.name.clone(),
+            file: corpus.file_name(),
+            sha256: corpus.digest,
+            calibration: split.calibration,
+            selection: split.selection,
+            evidence: split.evidence,
+        });
+        Ok(())
+    }
+
+    fn finish(self, options: &FitOptions, source: &Model, target: &Model) -> Result<Plan, FitError> {
+        let sequences = up_to(interleave(self.calibration), options.tokens);
+        let mut digest = DigestBuilder::new("fit-plan")
+            .field("source", source.digest().as_bytes())
+            .field("target", target.digest().as_bytes());
+        for setting in [options.head, options.stride] {
+            digest = digest.field("setting", &(setting as u64).to_le_bytes());
+        }
+        for tokens in &sequences {
+            let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+            digest = digest.field("sequence", &bytes);
+        }
+        let Draft { selection, evidence, corpora, .. } = self;
+        Ok(Plan { sequences, selection, evidence, corpora, digest: digest.finish() })
+    }
+}
+
+/// Cuts documents into sequences of at most `context` tokens: the first of every document, then the second, and so on, so that
+/// a budget is spent on many documents rather than on few. Later ones begin with `starts`, as a text of the model does.
+fn sequences(documents: &[&[u32]], context: usize, shortest: usize, starts: &[u32]) -> Vec<Vec<u32>> {
+    let step = context - starts.len();
+    let body = |document: &[u32]| document.strip_prefix(starts).unwrap_or(document).to_vec();
+    let bodies: Vec<Vec<u32>> = documents.iter().map(|document| body(document)).collect();
+    let rounds = bodies.iter().map(|body| body.len().div_ceil(step)).max().unwrap_or(0);
+    let cut = |round: usize| {
+        let windows = bodies.iter().filter_map(move |body| body.chunks(step).nth(round));
+        windows.map(|window| [starts, window].concat()).filter(|tokens| tokens.len() >= shortest)
+    };
+    (0..rounds).flat_map(cut).collect()
+}
+
+/// One of each list in turn, until all are empty: the domains share a budget evenly.
+fn interleave(lists: Vec<Vec<Vec<u32>>>) -> Vec<Vec<u32>> {
+    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest).flat_map(|i| lists.iter().filter_map(move |list| list.get(i))).cloned().collect()
+}
+
+/// The sequences up to and with the one that reaches `tokens`.
+fn up_to(sequences: Vec<Vec<u32>>, tokens: usize) -> Vec<Vec<u32>> {
+    let mut total = 0;
+    let within = |sequence: &Vec<u32>| {
+        let before = total;
+        total += sequence.len();
+        before < tokens
+    };
+    sequences.into_iter().take_while(within).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_take_turns_and_later_windows_begin_as_texts_do() {
+        let (long, short): (Vec<u32>, Vec<u32>) = ([vec![9], (0..7).collect()].concat(), vec![9, 50, 51]);
+        let cut = sequences(&[&long, &short], 4, 3, &[9]);
+        assert_eq!(cut, [vec![9, 0, 1, 2], vec![9, 50, 51], vec![9, 3, 4, 5]], "the last window of one token is too short");
+        assert_eq!(sequences(&[&[1, 2, 3]], 2, 1, &[]), [vec![1, 2], vec![3]]);
+    }
+
+    #[test]
+    fn a_budget_is_shared_by_the_domains() {
+        let lists = vec![vec![vec![1; 4], vec![2; 4], vec![3; 4]], vec![vec![10; 4]]];
+        let sequences = up_to(interleave(lists), 9);
+        assert_eq!(sequences, [vec![1; 4], vec![10; 4], vec![2; 4]]);
+    }
+}

@@ -1,0 +1,237 @@
+//! A small pair, whole and then wrong in every way a folder can be.
+
+use std::fs;
+
+use kvmig_gate::{DocumentOutcome, Quality};
+
+use super::*;
+use crate::{
+    cache::{CacheLayout, Elem, Pairing, Rope, RopeScaling},
+    fit::{
+        moments::{MomentShape, Moments, Rows},
+        ridge::{self, Lambda},
+    },
+    measure::random::Random,
+};
+
+fn record(name: &str, layers: usize, kv_heads: usize, head_dim: usize) -> ModelRecord {
+    let rope = Rope { theta: 1e4, dims: head_dim, pairing: Pairing::HalfSplit, scaling: RopeScaling::None };
+    ModelRecord {
+        name: name.to_owned(),
+        digest: Digest::of(name.as_bytes()),
+        tokenizer: Digest::of(b"tokenizer"),
+        layout: CacheLayout { layers, kv_heads, head_dim, rope, elem: Elem::F32 },
+    }
+}
+
+const LAYERS: [[usize; 2]; 2] = [[0, 2], [1, 2]];
+
+fn draft(elem: Elem) -> Draft {
+    let (source, target) = (record("small", 3, 1, 4), record("large", 2, 1, 6));
+    let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6 };
+    let mut random = Random::new(5);
+    let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| random.normal() as f32).collect() };
+    let (x, y) = (normal(50 * 12), normal(50 * 12));
+    let mut moments = Moments::new(shape);
+    let rows = Rows { source: &x, target: &y };
+    moments.add(rows, rows);
+    let maps = ridge::fit(&moments, &LAYERS.map(Vec::from), Lambda::default()).unwrap();
+    let (weights, module) = (encode_weights(&maps, elem).unwrap(), b"a component".to_vec());
+    let settings = RidgeSettings { layers: LAYERS.map(Vec::from).to_vec() }.to_json();
+    let identity = Identity {
+        format: FORMAT,
+        head: 4,
+        tail: 8,
+        mapper: MapperRecord { kind: "ridge".into(), module: Digest::of(&module), settings },
+        weights: WeightsRecord { sha256: Digest::of(&weights), elem },
+        source,
+        target,
+    };
+    let fit = FitRecord {
+        kvmig: "0.1.0".into(),
+        k: 2,
+        seed: 1,
+        context: 64,
+        stride: 1,
+        sequences: 1,
+        rows: 50,
+        r2_keys: 0.5,
+        r2_values: 0.5,
+        jitter: 0.0,
+        lambda: Lambda::default(),
+        sweep: vec![SweepPoint { k: 2, cosine_mean: 0.9, cosine_worst_layer: 0.8, documents: 3 }],
+        corpora: vec![],
+    };
+    let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None };
+    Draft::new(manifest, module, weights).unwrap()
+}
+
+fn evidence(artifact: Digest) -> Evidence {
+    let quality = Quality {
+        agreement: 0.8,
+        kl_nats: 0.1,
+        nll_gap_nats: 0.05,
+        cosine_mean: Some(0.9),
+        cosine_worst_layer: Some(0.7),
+        n: 32,
+    };
+    let document = |i: usize| DocumentOutcome {
+        id: format!("prose-{i}"),
+        domain: "prose".into(),
+        tokens: 60,
+        mapped: quality,
+        ends_only: quality,
+        no_prefix: quality,
+        source: quality,
+        handoff_ms: 3.0,
+        reprefill_ms: 9.0,
+    };
+    let documents = (0..3).map(document).collect();
+    Evidence { artifact, head: 4, tail: 8, seed: 1, backend: "cpu".into(), documents }
+}
+
+/// A written folder, to be spoilt.
+fn written() -> (tempfile::TempDir, PathBuf) {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("pair");
+    let draft = draft(Elem::F16);
+    let evidence = evidence(draft.pair().loaded().artifact());
+    draft.write(&folder, Some(evidence)).unwrap();
+    (parent, folder)
+}
+
+fn refused(folder: &Path, wanted: &[&str]) {
+    let error = Pair::open(folder).unwrap_err().to_string();
+    for part in wanted {
+        assert!(error.contains(part), "`{error}` does not name `{part}`");
+    }
+}
+
+fn replace(file: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.contains(from), "{text} holds no `{from}`");
+    fs::write(file, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn what_was_written_is_read() {
+    for elem in [Elem::F32, Elem::F16] {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("pair");
+        let draft = draft(elem);
+        let evidence = evidence(draft.pair().loaded().artifact());
+        let made = draft.write(&folder, Some(evidence.clone())).unwrap();
+        let read = Pair::open(&folder).unwrap();
+        assert_eq!(read.manifest(), made.manifest());
+        assert_eq!(read.evidence(), Some(&evidence));
+        assert_eq!(read.loaded().artifact(), made.loaded().artifact());
+        assert_eq!(read.manifest().evidence.as_ref().unwrap().domains[0].n, 3);
+        let names: Vec<_> = fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["pair"], "nothing is left beside the folder");
+    }
+}
+
+#[test]
+fn an_existing_folder_is_not_overwritten() {
+    let (_parent, folder) = written();
+    let error = draft(Elem::F16).write(&folder, None).unwrap_err();
+    assert!(matches!(error, PairError::Exists(_)), "{error}");
+    assert!(Pair::open(&folder).unwrap().evidence().is_some());
+}
+
+#[test]
+fn absent_truncated_or_changed_files() {
+    let (_parent, folder) = written();
+    let weights = fs::read(folder.join(WEIGHTS)).unwrap();
+    fs::remove_file(folder.join(WEIGHTS)).unwrap();
+    refused(&folder, &[WEIGHTS, "can't be read"]);
+    fs::write(folder.join(WEIGHTS), &weights[..weights.len() - 1]).unwrap();
+    refused(&folder, &[WEIGHTS, "sha256", "found", "expected", "fit the pair again"]);
+    fs::write(folder.join(WEIGHTS), weights).unwrap();
+    fs::write(folder.join(MODULE), b"another component").unwrap();
+    refused(&folder, &[MODULE, "sha256"]);
+}
+
+#[test]
+fn unknown_fields_and_newer_formats() {
+    let (_parent, folder) = written();
+    let manifest = folder.join(MANIFEST);
+    replace(&manifest, "head = 4", "head = 4\nheadroom = 5");
+    refused(&folder, &[MANIFEST, "headroom"]);
+    replace(&manifest, "headroom = 5", "");
+    replace(&manifest, "format = 1", "format = 2\nsomething_new = true");
+    refused(&folder, &[MANIFEST, "identity.format", "found 2", "expected 1"]);
+}
+
+#[test]
+fn a_layout_with_an_unknown_field() {
+    let (_parent, folder) = written();
+    replace(&folder.join(MANIFEST), "head_dim = 4", "head_dim = 4\nwindow = 128");
+    refused(&folder, &[MANIFEST, "window"]);
+}
+
+/// Evidence is bound to what the mapper computes: with another head or another layer it is about something else.
+#[test]
+fn evidence_of_something_else() {
+    let (_parent, folder) = written();
+    let manifest = folder.join(MANIFEST);
+    replace(&manifest, "tail = 8", "tail = 9");
+    refused(&folder, &["evidence.artifact", "fit the pair again"]);
+    replace(&manifest, "tail = 9", "tail = 8");
+    replace(&manifest, "[[0,2]", "[[1,2]");
+    refused(&folder, &["evidence.artifact"]);
+}
+
+#[test]
+fn changed_evidence() {
+    let (_parent, folder) = written();
+    replace(&folder.join(EVIDENCE), "0.8", "0.9");
+    refused(&folder, &[EVIDENCE, "sha256"]);
+    fs::remove_file(folder.join(EVIDENCE)).unwrap();
+    refused(&folder, &[EVIDENCE, "can't be read"]);
+}
+
+#[test]
+fn settings_that_name_no_layer_of_the_source() {
+    let (_parent, folder) = written();
+    replace(&folder.join(MANIFEST), "[[0,2]", "[[0,3]");
+    refused(&folder, &["identity.mapper.settings.layers[0]", "[0, 3]", "0 to 2"]);
+}
+
+#[test]
+fn weights_of_another_shape() {
+    let (_parent, folder) = written();
+    replace(&folder.join(MANIFEST), "[[0,2]", "[[0,1,2]");
+    refused(&folder, &[WEIGHTS, "layers.0.k.weight", "[8, 6]", "[12, 6]"]);
+}
+
+#[test]
+fn other_models() {
+    let draft = draft(Elem::F16);
+    let identity = draft.pair().identity();
+    let check = |source: &ModelRecord| check::models("pair", identity, source, &identity.target);
+    check(&identity.source).unwrap();
+    let mut tokenizer = identity.source.clone();
+    tokenizer.tokenizer = Digest::of(b"another");
+    let mut rope = identity.source.clone();
+    rope.layout.rope.theta = 5e5;
+    let mut digest = identity.source.clone();
+    digest.digest = Digest::of(b"another");
+    for (model, field) in [(tokenizer, "tokenizer"), (rope, "layout.rope"), (digest, "digest")] {
+        let error = check(&model).unwrap_err().to_string();
+        assert!(error.contains(&format!("identity.source.{field}")), "{error}");
+    }
+}
+
+#[test]
+fn numbers_that_overflow_half_precision_are_refused() {
+    let shape = MomentShape { source_layers: 1, source_width: 1, target_layers: 1, target_width: 1 };
+    let mut moments = Moments::new(shape);
+    let x: Vec<f32> = (0..9).map(|i| 1e-3 * i as f32).collect();
+    let y: Vec<f32> = x.iter().map(|x| 1e6 * x).collect();
+    let rows = Rows { source: &x, target: &y };
+    moments.add(rows, rows);
+    let maps = ridge::fit(&moments, &[vec![0]], Lambda { value: 0.0, ..Lambda::default() }).unwrap();
+    assert!(matches!(encode_weights(&maps, Elem::F16), Err(PairError::NotFinite { index: 0, .. })));
+    assert!(encode_weights(&maps, Elem::F32).is_ok());
+}
