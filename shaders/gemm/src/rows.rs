@@ -11,8 +11,8 @@ use crate::{GemmError, MatMut, MatRef, Threads, matmul};
 /// [`rows_times_transposed`].
 pub const FEW_ROWS: usize = 64;
 
-/// Columns of the sum at a time, so that the activations' part stays in a second-level cache.
-const DEPTH: usize = 2048;
+/// Columns of the sum at a time: the parts of a tile's rows (24 KiB) and outputs (16 KiB) stay in a first-level cache.
+const DEPTH: usize = 1024;
 /// Outputs that one task computes.
 const TASK: usize = 32;
 /// Outputs and rows of a tile: 24 accumulators, 4 weights and an activation fit 32 vector registers.
@@ -86,23 +86,20 @@ impl Tile {
                 debug_assert!(row * inputs + from + depth <= matrix.len());
                 row * inputs + from..row * inputs + from + depth
             };
-            let mut done = 0;
-            for out in out.chunks_mut(TILE_OUTPUTS * rows) {
-                let outputs = out.len() / rows;
-                for first in (0..rows).step_by(TILE_ROWS) {
-                    let x: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &x[part(x, (first + r).min(rows - 1))]);
-                    let count = TILE_ROWS.min(rows - first);
-                    if outputs == TILE_OUTPUTS {
+            for first in (0..rows).step_by(TILE_ROWS) {
+                let x: [&[f32]; TILE_ROWS] = std::array::from_fn(|r| &x[part(x, (first + r).min(rows - 1))]);
+                let count = TILE_ROWS.min(rows - first);
+                for (i, out) in out.chunks_mut(TILE_OUTPUTS * rows).enumerate() {
+                    let done = i * TILE_OUTPUTS;
+                    if out.len() == TILE_OUTPUTS * rows {
                         let weights = std::array::from_fn(|o| &weight[part(weight, done + o)]);
                         self.tile::<TILE_OUTPUTS>(out, weights, x, [rows, first, count]);
-                    } else {
-                        for o in 0..outputs {
-                            let weights = [&weight[part(weight, done + o)]];
-                            self.tile::<1>(&mut out[o * rows..][..rows], weights, x, [rows, first, count]);
-                        }
+                        continue;
+                    }
+                    for (o, out) in out.chunks_exact_mut(rows).enumerate() {
+                        self.tile::<1>(out, [&weight[part(weight, done + o)]], x, [rows, first, count]);
                     }
                 }
-                done += outputs;
             }
         }
     }
@@ -148,92 +145,72 @@ impl Tile {
     }
 }
 
+/// Dot products in registers of `$lanes` floats. Plain loops throughout: a library function that takes a closure, such as
+/// `array::map`, is compiled without these instructions, and registers would go through memory on every call.
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use std::arch::x86_64::{
-        __m512, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_reduce_add_ps, _mm512_setzero_ps,
-    };
+macro_rules! dots {
+    ($module:ident, $features:literal, $lanes:literal, $register:ident, $zero:ident, $load:ident, $store:ident, $fma:ident) => {
+        mod $module {
+            use std::arch::x86_64::{$fma, $load, $register, $store, $zero};
 
-    const LANES: usize = 16;
+            const LANES: usize = $lanes;
 
-    /// # Safety
-    /// Every slice is at least `depth` long.
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn dots<const O: usize, const R: usize>(
-        weights: [&[f32]; O],
-        x: [&[f32]; R],
-        depth: usize,
-    ) -> [[f32; R]; O] {
-        let mut sums = [[_mm512_setzero_ps(); R]; O];
-        let whole = depth - depth % LANES;
-        let mut at = 0;
-        while at < whole {
-            // SAFETY: at + LANES <= depth, which every slice reaches.
-            let load = |row: &[f32]| unsafe { _mm512_loadu_ps(row.as_ptr().add(at)) };
-            step(&mut sums, weights.map(load), x.map(load));
-            at += LANES;
-        }
-        if whole < depth {
-            let mask = (1u16 << (depth - whole)) - 1;
-            // SAFETY: the mask leaves only the lanes below depth, and masked lanes are not accessed.
-            let load = |row: &[f32]| unsafe { _mm512_maskz_loadu_ps(mask, row.as_ptr().add(whole)) };
-            step(&mut sums, weights.map(load), x.map(load));
-        }
-        sums.map(|row| row.map(|sum| _mm512_reduce_add_ps(sum)))
-    }
-
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn step<const O: usize, const R: usize>(sums: &mut [[__m512; R]; O], weights: [__m512; O], x: [__m512; R]) {
-        for o in 0..O {
-            for r in 0..R {
-                sums[o][r] = _mm512_fmadd_ps(weights[o], x[r], sums[o][r]);
-            }
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps};
-
-    const LANES: usize = 8;
-
-    /// # Safety
-    /// Every slice is at least `depth` long.
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn dots<const O: usize, const R: usize>(
-        weights: [&[f32]; O],
-        x: [&[f32]; R],
-        depth: usize,
-    ) -> [[f32; R]; O] {
-        let mut sums = [[_mm256_setzero_ps(); R]; O];
-        let whole = depth - depth % LANES;
-        let mut at = 0;
-        while at < whole {
-            // SAFETY: at + LANES <= depth, which every slice reaches.
-            let load = |row: &[f32]| unsafe { _mm256_loadu_ps(row.as_ptr().add(at)) };
-            let (weights, x) = (weights.map(load), x.map(load));
-            for o in 0..O {
-                for r in 0..R {
-                    sums[o][r] = _mm256_fmadd_ps(weights[o], x[r], sums[o][r]);
+            /// # Safety
+            /// Every slice is at least `depth` long.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn dots<const O: usize, const R: usize>(
+                weights: [&[f32]; O],
+                x: [&[f32]; R],
+                depth: usize,
+            ) -> [[f32; R]; O] {
+                let mut sums: [[$register; R]; O] = [[$zero(); R]; O];
+                let whole = depth - depth % LANES;
+                let mut at = 0;
+                while at < whole {
+                    let mut w = [$zero(); O];
+                    for o in 0..O {
+                        // SAFETY: at + LANES <= depth, which every slice reaches.
+                        w[o] = unsafe { $load(weights[o].as_ptr().add(at)) };
+                    }
+                    for r in 0..R {
+                        // SAFETY: likewise.
+                        let a = unsafe { $load(x[r].as_ptr().add(at)) };
+                        for o in 0..O {
+                            sums[o][r] = $fma(w[o], a, sums[o][r]);
+                        }
+                    }
+                    at += LANES;
                 }
+                let mut dots = [[0.0; R]; O];
+                for o in 0..O {
+                    for r in 0..R {
+                        let mut lanes = [0.0f32; LANES];
+                        // SAFETY: `lanes` has room for the floats of a register.
+                        unsafe { $store(lanes.as_mut_ptr(), sums[o][r]) };
+                        let mut width = LANES / 2;
+                        while width > 0 {
+                            for lane in 0..width {
+                                lanes[lane] += lanes[lane + width];
+                            }
+                            width /= 2;
+                        }
+                        let mut sum = lanes[0];
+                        for i in whole..depth {
+                            sum += weights[o][i] * x[r][i];
+                        }
+                        dots[o][r] = sum;
+                    }
+                }
+                dots
             }
-            at += LANES;
         }
-        let mut dots = [[0.0; R]; O];
-        for o in 0..O {
-            for r in 0..R {
-                let mut lanes = [0.0f32; LANES];
-                // SAFETY: `lanes` has room for the eight floats of a register.
-                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[o][r]) };
-                let rest: f32 = (whole..depth).map(|i| weights[o][i] * x[r][i]).sum();
-                dots[o][r] = lanes.iter().sum::<f32>() + rest;
-            }
-        }
-        dots
-    }
+    };
 }
+
+#[cfg(target_arch = "x86_64")]
+dots!(avx512, "avx512f", 16, __m512, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps);
+#[cfg(target_arch = "x86_64")]
+dots!(avx2, "avx2,fma", 8, __m256, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps);
 
 #[cfg(test)]
 mod tests {
