@@ -1,10 +1,206 @@
-//! `kvmig fit`. Placeholder.
-use super::Ending;
+//! `kvmig fit`: a pair folder from two models and some text.
 
-/// Placeholder.
+use std::{
+    io::{IsTerminal, Write},
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{
+    cache::Elem,
+    fit::{
+        self, CorpusFile, FitOptions, Progress, Stage,
+        ridge::{Lambda, LambdaConvention},
+    },
+    sandbox::bundled::RIDGE,
+};
+
+use super::{
+    Ending,
+    evidence::evidence_table,
+    models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
+    run::{open_gate, policy},
+};
+
+/// The documents of a text file are separated by lines of `<|end|>`. Documents to calibrate on, to choose k on and to measure
+/// on are kept apart. Interrupted and run again, a fit goes on where it was.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {}
+#[command(after_help = "\
+Example:
+  kvmig fit --source small.gguf --target large.gguf --corpus code=code.txt --corpus prose=novels.txt --out my-pair")]
+pub(super) struct Args {
+    /// Model whose caches will be mapped: a Hugging Face folder, a GGUF file or bundled:NAME
+    #[arg(long, value_name = "MODEL")]
+    source: ModelArg,
+    /// Model they will be mapped for
+    #[arg(long, value_name = "MODEL")]
+    target: ModelArg,
+    /// Text to fit on, and the domain it stands for [default domain: the file's stem]; may be given several times
+    #[arg(long = "corpus", value_name = "[NAME=]FILE", required = true)]
+    corpora: Vec<CorpusFile>,
+    /// Text to measure on, instead of documents held out of --corpus; may be given several times
+    #[arg(long = "held-out", value_name = "[NAME=]FILE")]
+    held_out: Vec<CorpusFile>,
+    /// Pair folder to make
+    #[arg(long, value_name = "FOLDER")]
+    out: PathBuf,
+    /// Name of the pair [default: the folder's]
+    #[arg(long)]
+    name: Option<String>,
+    /// Tokens of a calibration sequence, and of the prefix of a document to measure on
+    #[arg(long, value_name = "N", default_value_t = 384)]
+    context: usize,
+    /// Calibration tokens
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    tokens: usize,
+    /// Take every N-th position as a row
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    stride: usize,
+    /// First positions that the target computes itself
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    head: usize,
+    /// Last prompt tokens that the target computes itself
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    tail: usize,
+    /// Source layers per target layer [default: chosen on documents kept for it]
+    #[arg(long, value_name = "K")]
+    k: Option<usize>,
+    /// The largest k to choose
+    #[arg(long, value_name = "K", conflicts_with = "k")]
+    max_k: Option<usize>,
+    /// Strength of the ridge
+    #[arg(long, value_name = "X", default_value_t = Lambda::default().value)]
+    lambda: f64,
+    /// What λ multiplies: per-token, per-token-relative or sum
+    #[arg(long, value_name = "NAME", default_value = "per-token-relative")]
+    lambda_convention: LambdaConvention,
+    /// Element type of the weights: f16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = elem)]
+    weights: Elem,
+    /// Documents per corpus to choose k on
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    selection: usize,
+    /// Documents per corpus to measure on; the gate's shipped policy asks for 30
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    evidence: usize,
+    /// Seed of the split
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Keep what was captured, for another fit of the same text (another k or λ) in the same place
+    #[arg(long)]
+    keep_state: bool,
+    /// The gate's policy, a TOML file [default: the shipped one]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Print the manifest as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    ledger: LedgerArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
 
-pub(super) fn run(_: Args) -> anyhow::Result<Ending> {
-    anyhow::bail!("not yet")
+/// Set by Ctrl-C: the fit keeps what it has and ends.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
+    let options = args.options()?;
+    let policy = policy(args.policy.as_deref())?;
+    let device = args.device.open()?;
+    let engine = args.engine.options();
+    let (source, target) = (args.source.load(engine)?, args.target.load(engine)?);
+    let gate = open_gate(policy, &args.ledger.path()?)?;
+    // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
+    let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));
+    let mut bars = Bars::new();
+    let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| bars.show(progress))?;
+    bars.clear();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, pair.manifest())?;
+        writeln!(out)?;
+    } else {
+        let fit = &pair.manifest().fit;
+        writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
+        evidence_table(&mut out, &pair)?;
+    }
+    Ok(Ending::Done)
+}
+
+impl Args {
+    fn options(&self) -> anyhow::Result<FitOptions> {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => {
+                let stem = self.out.file_name().context("--out names no folder: give --out FOLDER")?;
+                stem.to_string_lossy().into_owned()
+            }
+        };
+        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
+        options.held_out = self.held_out.clone();
+        options.context = self.context;
+        options.tokens = self.tokens;
+        options.stride = self.stride;
+        options.head = self.head;
+        options.tail = self.tail;
+        options.k = self.k;
+        options.max_k = self.max_k;
+        options.lambda = Lambda { value: self.lambda, convention: self.lambda_convention };
+        options.elem = self.weights;
+        options.selection = self.selection;
+        options.evidence = self.evidence;
+        options.seed = self.seed;
+        options.keep_state = self.keep_state;
+        Ok(options)
+    }
+}
+
+fn elem(text: &str) -> Result<Elem, String> {
+    match text {
+        "f16" => Ok(Elem::F16),
+        "f32" => Ok(Elem::F32),
+        other => Err(format!("`{other}`: expected f16 or f32")),
+    }
+}
+
+/// One bar per stage, drawn only on a terminal.
+struct Bars {
+    bar: ProgressBar,
+    stage: Option<Stage>,
+}
+
+impl Bars {
+    fn new() -> Bars {
+        Bars { bar: ProgressBar::hidden(), stage: None }
+    }
+
+    fn show(&mut self, Progress { stage, done, total }: Progress) -> ControlFlow<()> {
+        if self.stage != Some(stage) {
+            self.bar.finish_and_clear();
+            self.stage = Some(stage);
+            if std::io::stderr().is_terminal() {
+                // What an earlier run did is no measure of this one's speed.
+                self.bar = ProgressBar::new(total as u64).with_position(done as u64);
+                self.bar.reset_eta();
+            }
+            let unit = if stage == Stage::Capture { "tokens" } else { "steps" };
+            let template = format!("{{msg}} {{bar:32}} {{pos}}/{{len}} {unit}, {{eta}} left");
+            let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            self.bar.set_style(style);
+            self.bar.set_message(stage.name());
+        }
+        self.bar.set_position(done as u64);
+        if STOP.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
 }
