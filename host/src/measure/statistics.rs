@@ -29,8 +29,7 @@ impl Interval {
     /// Mean and interval of one figure per document; `None` without documents.
     pub fn of(values: &[f64]) -> Option<Interval> {
         let mean = mean(values)?;
-        let (low, high) =
-            percentiles(values.len(), |draw| draw.iter().map(|&i| values[i]).sum::<f64>() / draw.len() as f64);
+        let (low, high) = percentiles(values.len(), |draw| draw.iter().map(|&i| values[i]).sum::<f64>() / draw.len() as f64);
         Some(Interval { mean, low, high, n: values.len() })
     }
 
@@ -102,8 +101,6 @@ mod tests {
         let uncertain = [1.0, -1.0, 0.5, -0.7, 0.2];
         assert_eq!(Interval::of_ratio(&[1.0; 5], &uncertain), None);
         let ratio = Interval::of_ratio(&[1.0, 2.0, 3.0], &[2.0, 4.0, 6.0]).unwrap();
-        assert!(
-            (ratio.mean - 0.5).abs() < 1e-15 && (ratio.low - 0.5).abs() < 1e-15 && (ratio.high - 0.5).abs() < 1e-15
-        );
+        assert!((ratio.mean - 0.5).abs() < 1e-15 && (ratio.low - 0.5).abs() < 1e-15 && (ratio.high - 0.5).abs() < 1e-15);
     }
 }
