@@ -135,10 +135,12 @@ fn gguf_models_give_transformers_logits_caches_and_text() {
     }
 }
 
-/// Mean KL(dequantised ‖ quantised) over positions, in nats. The 8-bit products round each block of 256 activations to 8
-/// bits, a relative error of about 1/250 of the largest; what that does to a distribution is measured, not derived: a few
-/// thousandths on real models, a tenth of what the shipped policy lets a migration cost.
-const QUANTISED_KL: f64 = 0.025;
+/// Mean KL(dequantised ‖ quantised) in nats, over the positions behind the first. The 8-bit products round each block of 256
+/// activations to 8 bits, a relative error of about 1/250 of the largest; what that does to a distribution is measured, not
+/// derived: 3e-3 on the 1.5B model that is quantised throughout, a hundredth of what the shipped policy lets a migration
+/// cost. The first position is the attention sink: a few of its activations are hundreds of times the others and drown them
+/// in their block, and its own distribution is off by nats. Nobody reads that one; what it does to the others' is counted.
+const QUANTISED_KL: f64 = 0.01;
 
 fn hold_quantised_to(name: &str, exact: &Model, quantised: &Model, tokens: &[u32], has_8_bit_products: bool) {
     assert_eq!(exact.digest(), quantised.digest());
@@ -150,8 +152,8 @@ fn hold_quantised_to(name: &str, exact: &Model, quantised: &Model, tokens: &[u32
 
 /// Holds `[T, vocab]` logits to others by their mean divergence.
 fn hold_kl(name: &str, exact: &[f32], quantised: &[f32], vocab: usize) {
-    let rows = exact.chunks_exact(vocab).zip(quantised.chunks_exact(vocab));
-    let kl = rows.map(|(p, q)| kl_nats(p, q)).sum::<f64>() / (exact.len() / vocab) as f64;
+    let rows = exact.chunks_exact(vocab).zip(quantised.chunks_exact(vocab)).skip(1);
+    let kl = rows.map(|(p, q)| kl_nats(p, q)).sum::<f64>() / (exact.len() / vocab - 1) as f64;
     println!("{name}: KL(dequantised | quantised) {kl:.1e} nats");
     assert!(kl <= QUANTISED_KL, "{name}: KL {kl}");
 }
