@@ -50,11 +50,7 @@ impl Setup {
         self.folder.path().join(name)
     }
 
-    fn fit(
-        &self,
-        options: &FitOptions,
-        mut watch: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Pair, FitError> {
+    fn fit(&self, options: &FitOptions, mut watch: impl FnMut(Progress) -> ControlFlow<()>) -> Result<Pair, FitError> {
         fit::fit(options, &self.source, &self.target, &self.gate, &self.device, &mut watch)
     }
 }

@@ -106,7 +106,8 @@ fn check(answers: &Answers, name: &str, side: &str, layer: usize, sources: &[usi
     for row in 0..count {
         let x = &x[row * SHAPE.source_columns()..];
         let y = &y[row * SHAPE.target_columns() + layer * target..];
-        let inputs: Vec<f64> = sources.iter().flat_map(|s| &x[s * width..(s + 1) * width]).map(|&x| f64::from(x)).collect();
+        let inputs: Vec<f64> =
+            sources.iter().flat_map(|s| &x[s * width..(s + 1) * width]).map(|&x| f64::from(x)).collect();
         for j in 0..target {
             let products = inputs.iter().enumerate().map(|(i, x)| x * map.weight.row(i)[j]);
             let predicted = map.bias[j] + products.sum::<f64>();

@@ -82,7 +82,14 @@ fn apply(map: &AffineMap, rows: &[f32], columns: usize, sources: &[usize], width
     let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
     let count = rows.len() / columns;
     let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
-    multiply(&mut y, outputs, 1.0, 1.0, View::rows(&x, count, inputs, inputs), View::rows(&weight, inputs, outputs, outputs));
+    multiply(
+        &mut y,
+        outputs,
+        1.0,
+        1.0,
+        View::rows(&x, count, inputs, inputs),
+        View::rows(&weight, inputs, outputs, outputs),
+    );
     y
 }
 

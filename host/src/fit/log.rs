@@ -129,6 +129,9 @@ mod tests {
         drop(log);
         assert_eq!(Log::open(&path, &subject).unwrap().outcomes.len(), 3);
         let other = Subject { artifact: Digest::of(b"b"), ..subject };
-        assert!(Log::open(&path, &other).unwrap().outcomes.is_empty(), "evidence of another artifact is not taken over");
+        assert!(
+            Log::open(&path, &other).unwrap().outcomes.is_empty(),
+            "evidence of another artifact is not taken over"
+        );
     }
 }

@@ -32,8 +32,8 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings, SweepPoint,
-        WeightsRecord,
+        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings,
+        SweepPoint, WeightsRecord,
     },
 };
 use evidence::Bench;

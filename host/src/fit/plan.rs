@@ -82,7 +82,8 @@ impl Draft {
     ) -> Result<(), FitError> {
         let encode = |text: &String| source.tokenizer().encode(text);
         let tokens: Vec<Vec<u32>> = corpus.documents.iter().map(encode).collect::<Result<_, _>>()?;
-        let (long, short): (Vec<usize>, Vec<usize>) = (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
+        let (long, short): (Vec<usize>, Vec<usize>) =
+            (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
         let split = if wanted.calibrate {
             let mut split = Split::draw(&long, wanted.selection, wanted.evidence, options.seed);
             split.calibration.extend(short.iter().filter(|&&i| tokens[i].len() >= options.head + SHORTEST));
@@ -184,7 +185,11 @@ mod tests {
     fn documents_take_turns_and_later_windows_begin_as_texts_do() {
         let (long, short): (Vec<u32>, Vec<u32>) = ([vec![9], (0..7).collect()].concat(), vec![9, 50, 51]);
         let cut = sequences(&[&long, &short], 4, 3, &[9]);
-        assert_eq!(cut, [vec![9, 0, 1, 2], vec![9, 50, 51], vec![9, 3, 4, 5]], "the last window of one token is too short");
+        assert_eq!(
+            cut,
+            [vec![9, 0, 1, 2], vec![9, 50, 51], vec![9, 3, 4, 5]],
+            "the last window of one token is too short"
+        );
         assert_eq!(sequences(&[&[1, 2, 3]], 2, 1, &[]), [vec![1, 2], vec![3]]);
     }
 
