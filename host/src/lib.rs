@@ -1,7 +1,7 @@
 //! kvmig: a conversation moves from one language model to its sibling without the second one's prefill.
 #![forbid(unsafe_code)]
 
-mod bundled;
+pub mod bundled;
 pub mod cache;
 pub mod cli;
 pub mod device;

@@ -144,8 +144,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Parses and validates `source` with every flag of naga's on. (naga doesn't refuse a barrier in non-uniform control
-    /// flow.)
+    /// Parses and validates `source` with every flag of naga's on. (Those don't refuse a barrier in non-uniform control
+    /// flow; [`lint::uniform_barriers`](crate::lint::uniform_barriers) does.)
     ///
     /// # Errors
     /// [`ShaderError`]; parse and validation errors carry a report with the place in the source.

@@ -79,6 +79,52 @@ fn float_equality_is_found() {
     assert_eq!(findings(&with_loop(code)), []);
 }
 
+/// A kernel of 64 invocations with shared memory and the code given.
+fn with_tile(code: &str) -> String {
+    format!(
+        "struct P {{ n: u32, m: u32 }}
+         @group(0) @binding(0) var<uniform> p: P;
+         @group(0) @binding(2) var<storage, read_write> output: array<u32>;
+         var<workgroup> tile: array<u32, 64>;
+         fn sync(x: u32) {{ tile[x] = x; workgroupBarrier(); }}
+         @compute @workgroup_size(64) fn main(@builtin(local_invocation_id) id: vec3<u32>, @builtin(workgroup_id) w: vec3<u32>) {{
+{code}
+         }}"
+    )
+}
+
+#[test]
+fn barriers_that_all_reach_pass() {
+    for code in [
+        "tile[id.x] = 1u; workgroupBarrier(); output[id.x] = tile[0];",
+        "for (var i = 0u; i < p.n; i++) { tile[id.x] = i; workgroupBarrier(); output[id.x] += tile[0]; workgroupBarrier(); }",
+        "if w.x < p.n { workgroupBarrier(); }",
+        "if id.x < p.n { output[id.x] = 1u; } workgroupBarrier();",
+        "if p.n == 0u { return; } sync(id.x);",
+        "for (var i = id.x; i < p.n; i += 64u) { output[i] = 1u; } workgroupBarrier();",
+        "let n = workgroupUniformLoad(&tile[0]); if n > 1u { workgroupBarrier(); }",
+    ] {
+        assert_eq!(findings(&with_tile(code)), [], "{code}");
+    }
+}
+
+#[test]
+fn barriers_that_some_miss_are_found() {
+    for code in [
+        "if id.x < p.n { workgroupBarrier(); }",
+        "if id.x >= p.n { return; } workgroupBarrier();",
+        "for (var i = id.x; i < p.n; i += 64u) { workgroupBarrier(); }",
+        "for (var i = 0u; i < p.n; i++) { if id.x == i { break; } workgroupBarrier(); }",
+        "var x = p.n; if id.x == 3u { x = 0u; } if x > 1u { workgroupBarrier(); }",
+        "var x = 0u; for (var i = 0u; i < p.n; i++) { if x > 1u { workgroupBarrier(); } x = id.x; }",
+        "if output[0] == 1u { workgroupBarrier(); }",
+        "if tile[0] == 1u { sync(id.x); }",
+        "switch id.x { case 0u: { workgroupBarrier(); } default: {} }",
+    ] {
+        assert_eq!(findings(&with_tile(code)), [("uniform_barriers", Some(7))], "{code}");
+    }
+}
+
 #[test]
 fn what_not_every_adapter_has_is_found() {
     let floor = ("common_floor", None);

@@ -169,7 +169,7 @@ fn the_ledger_is_opened_in_one_place() {
         .filter(|(_, source)| source.contains("Gate::open("))
         .map(|(file, source)| (file, source.matches("Gate::open(").count()))
         .collect();
-    assert!(places.len() <= 1 && places.iter().all(|(_, times)| *times == 1), "{places:?}");
+    assert!(matches!(places.as_slice(), [(_, 1)]), "expected one call of Gate::open, found {places:?}");
 }
 
 /// Crates that may hold unsafe code, each with its soundness argument.

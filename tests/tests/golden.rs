@@ -127,7 +127,7 @@ fn gguf_models_give_transformers_logits_caches_and_text() {
             let ids = model.tokenizer().encode_continuation(&string.text).unwrap();
             assert_eq!(ids, string.ids, "{}: {:?}", case.name, string.text);
         }
-        hold_quantised_to(&case.name, &model, &load(&case.model, Precision::Quantised), &case.answer.tokens);
+        hold_quantised_to(&case.name, &model, &load(&case.model, Precision::Quantised), &case.answer.tokens, true);
     }
 }
 
@@ -136,11 +136,12 @@ fn gguf_models_give_transformers_logits_caches_and_text() {
 /// thousandths on real models, a tenth of what the shipped policy lets a migration cost.
 const QUANTISED_KL: f64 = 0.025;
 
-fn hold_quantised_to(name: &str, exact: &Model, quantised: &Model, tokens: &[u32]) {
+fn hold_quantised_to(name: &str, exact: &Model, quantised: &Model, tokens: &[u32], has_8_bit_products: bool) {
     assert_eq!(exact.digest(), quantised.digest());
     let vocab = exact.config().vocab;
     let (p, q) = (all_logits(exact, tokens), all_logits(quantised, tokens));
-    assert_ne!(p, q, "{name}: no product was quantised, so that nothing is tested");
+    // Where no matrix has a type and shape that the 8-bit kernels take, both precisions are one and the same.
+    assert_eq!(p != q, has_8_bit_products, "{name}: a product in 8 bits was expected or not");
     let rows = p.chunks_exact(vocab).zip(q.chunks_exact(vocab));
     let kl = rows.map(|(p, q)| kl_nats(p, q)).sum::<f64>() / tokens.len() as f64;
     println!("{name}: KL(dequantised | quantised) {kl:.1e} nats");
@@ -187,7 +188,7 @@ fn real_gguf_models_give_transformers_answers() {
             assert_eq!(model.tokenizer().encode_continuation(&case.prompt).unwrap(), answer.tokens, "{}", case.name);
             assert_eq!(model.tokenizer().decode(&answer.greedy).unwrap(), case.continuation, "{}", case.name);
             hold_to(&case.name, &model, &answer, &EXACT);
-            hold_quantised_to(&case.name, &model, &quantised, &answer.tokens);
+            hold_quantised_to(&case.name, &model, &quantised, &answer.tokens, !case.name.starts_with("smollm2"));
         }
     }
 }

@@ -124,6 +124,10 @@ impl Context {
         for scope in scopes.into_iter().rev() {
             errors.extend(pollster::block_on(scope.pop()));
         }
+        if matches!(result, Err(DeviceError::Deadline { .. })) {
+            // The first of its kind; what follows would only say that the device was given up.
+            return result;
+        }
         self.check(stage)?;
         match errors.first() {
             Some(error) => Err(self.fault(stage, &Fault::from(error))),

@@ -14,7 +14,7 @@ pub(crate) fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal
     let huge = if settings == "plan-huge-weights" { u32::MAX } else { width };
     Ok(WorkPlan {
         kind: settings.into(),
-        weights: vec![weight("w".into(), &[huge, width]), weight("b".into(), &[width])],
+        weights: vec![weight("w".into(), &[huge, huge]), weight("b".into(), &[width])],
         chunk_tokens: if settings == "plan-without-chunk" { 0 } else { 16 },
         scratch_bytes: if settings == "plan-huge-scratch" { u64::MAX } else { 1 << 20 },
         max_dispatches: 100,

@@ -16,7 +16,7 @@ use naga::{
     StorageAccess,
 };
 
-use super::Finding;
+use super::{Finding, inner_blocks, root};
 use crate::reflect::Parsed;
 
 /// Name of the lint.
@@ -63,16 +63,6 @@ fn collect<'a>(block: &'a Block, loops: &mut Vec<Found<'a>>) {
         for inner in inner_blocks(statement) {
             collect(inner, loops);
         }
-    }
-}
-
-fn inner_blocks(statement: &Statement) -> Vec<&Block> {
-    match statement {
-        Statement::Block(block) => vec![block],
-        Statement::If { accept, reject, .. } => vec![accept, reject],
-        Statement::Switch { cases, .. } => cases.iter().map(|case| &case.body).collect(),
-        Statement::Loop { body, continuing, .. } => vec![body, continuing],
-        _ => Vec::new(),
     }
 }
 
@@ -190,15 +180,6 @@ impl Changes {
                 self.collect(function, inner);
             }
         }
-    }
-}
-
-/// The local variable that a pointer points into.
-fn root(function: &Function, pointer: Handle<Expression>) -> Option<Handle<LocalVariable>> {
-    match function.expressions[pointer] {
-        Expression::LocalVariable(local) => Some(local),
-        Expression::Access { base, .. } | Expression::AccessIndex { base, .. } => root(function, base),
-        _ => None,
     }
 }
 

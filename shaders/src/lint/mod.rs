@@ -4,8 +4,11 @@
 pub mod bounded_loops;
 pub mod common_floor;
 pub mod float_equality;
+pub mod uniform_barriers;
 
 use std::fmt;
+
+use naga::{Block, Expression, Function, Handle, LocalVariable, Statement};
 
 use crate::reflect::Parsed;
 
@@ -13,10 +16,11 @@ use crate::reflect::Parsed;
 pub type Lint = (&'static str, fn(&Parsed) -> Vec<Finding>);
 
 /// All lints.
-pub const ALL: [Lint; 3] = [
+pub const ALL: [Lint; 4] = [
     (bounded_loops::NAME, bounded_loops::check),
     (common_floor::NAME, common_floor::check),
     (float_equality::NAME, float_equality::check),
+    (uniform_barriers::NAME, uniform_barriers::check),
 ];
 
 /// A place that a lint objects to.
@@ -45,4 +49,24 @@ impl fmt::Display for Finding {
 /// Runs all lints.
 pub fn run(parsed: &Parsed) -> Vec<Finding> {
     ALL.iter().flat_map(|(_, lint)| lint(parsed)).collect()
+}
+
+/// The blocks directly inside a statement.
+fn inner_blocks(statement: &Statement) -> Vec<&Block> {
+    match statement {
+        Statement::Block(block) => vec![block],
+        Statement::If { accept, reject, .. } => vec![accept, reject],
+        Statement::Switch { cases, .. } => cases.iter().map(|case| &case.body).collect(),
+        Statement::Loop { body, continuing, .. } => vec![body, continuing],
+        _ => Vec::new(),
+    }
+}
+
+/// The local variable that a pointer points into.
+fn root(function: &Function, pointer: Handle<Expression>) -> Option<Handle<LocalVariable>> {
+    match function.expressions[pointer] {
+        Expression::LocalVariable(local) => Some(local),
+        Expression::Access { base, .. } | Expression::AccessIndex { base, .. } => root(function, base),
+        _ => None,
+    }
 }

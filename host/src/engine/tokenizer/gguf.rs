@@ -1,10 +1,9 @@
 //! The tokenizer that a GGUF file carries.
 
 use tokenizers::{
-    AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
+    AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
     decoders::byte_level::ByteLevel as ByteLevelDecoder,
     models::bpe::{BPE, Merges, Vocab},
-    normalizers::unicode::NFC,
     pre_tokenizers::{
         byte_level::ByteLevel,
         digits::Digits,
@@ -35,7 +34,8 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 
-/// Builds the tokenizer from the metadata.
+/// Builds the tokenizer from the metadata. A GGUF file names no normalisation: as in llama.cpp there is none, although
+/// Qwen's own `tokenizer.json` composes a letter and its accent (NFC) first.
 pub(in crate::engine) fn from_gguf(gguf: &Gguf, config: &ModelConfig) -> Result<Tokenizer, EngineError> {
     let error = |reason: String| EngineError::Tokenizer { file: gguf.file.clone(), reason };
     match gguf.text("tokenizer.ggml.model")? {
@@ -78,7 +78,6 @@ pub(in crate::engine) fn from_gguf(gguf: &Gguf, config: &ModelConfig) -> Result<
     }
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(matches!(cut, Cut::Llama3)).build();
     let mut inner = tokenizers::Tokenizer::new(bpe.map_err(|e| error(e.to_string()))?);
-    inner.with_normalizer(matches!(cut, Cut::Qwen2).then_some(NormalizerWrapper::NFC(NFC)));
     inner.with_pre_tokenizer(Some(pre_tokenizer(cut).map_err(|e| error(e.to_string()))?));
     inner.with_decoder(Some(ByteLevelDecoder::default()));
     let added = |wanted: i64, special: bool| -> Vec<AddedToken> {
