@@ -132,7 +132,7 @@ fn layout_fault(layout: &CacheLayout) -> Option<(&'static str, String, String)> 
         return Some((field, "0".to_owned(), "at least 1".to_owned()));
     }
     let dims = layout.rope.dims;
-    if dims == 0 || dims % 2 != 0 || dims > layout.head_dim {
+    if dims == 0 || !dims.is_multiple_of(2) || dims > layout.head_dim {
         return Some(("rope.dims", dims.to_string(), format!("an even number from 2 to {}", layout.head_dim)));
     }
     let theta = layout.rope.theta;
