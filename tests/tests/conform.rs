@@ -18,6 +18,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 const BACKENDS: [&str; 4] = ["cpu", "lavapipe", "swiftshader", "llvmpipe"];
 
+/// What a test does with a device.
+type Body = fn(&Device) -> Result<(), Failed>;
+
 /// A backend, or why it is not there.
 #[derive(Clone)]
 struct Backend {
@@ -36,7 +39,7 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, fn(&Device) -> Result<(), Failed>); 6] = [
+        let bodies: [(&str, Body); 6] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),

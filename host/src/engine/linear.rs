@@ -1,7 +1,7 @@
 //! A weight matrix, and its product with rows of activations.
 
 use candle_core::{Device, Module, Tensor, quantized::QMatMul};
-use kvmig_gemm::{MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{Threads, rows_times_transposed};
 
 use super::EngineError;
 
@@ -73,12 +73,7 @@ impl Matrix {
 }
 
 /// `out [rows, outputs] = x [rows, inputs] · weightᵀ`.
-fn dense(x: &[f32], weight: &[f32], [rows, inputs, outputs]: [usize; 3], out: &mut [f32]) {
-    let product = || {
-        let x = MatRef::row_major(x, rows, inputs)?;
-        let weight = MatRef::row_major(weight, outputs, inputs)?;
-        matmul(MatMut::row_major(out, rows, outputs)?, 0.0, 1.0, x, weight.transposed(), Threads::All)
-    };
-    let mut product = product;
-    product().expect("x is whole rows, the weight's shape was checked when it was loaded, out was sized for them");
+fn dense(x: &[f32], weight: &[f32], shape: [usize; 3], out: &mut [f32]) {
+    rows_times_transposed(out, x, weight, shape, Threads::All)
+        .expect("x is whole rows, the weight's shape was checked when it was loaded, out was sized for them");
 }

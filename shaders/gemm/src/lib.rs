@@ -19,8 +19,10 @@
 
 mod error;
 mod product;
+mod rows;
 mod view;
 
 pub use error::GemmError;
 pub use product::{Element, Threads, matmul};
+pub use rows::{FEW_ROWS, rows_times_transposed};
 pub use view::{MatMut, MatRef};
