@@ -50,6 +50,7 @@ impl Setup {
         self.folder.path().join(name)
     }
 
+    #[expect(clippy::result_large_err, reason = "an error here ends a test")]
     fn fit(&self, options: &FitOptions, mut watch: impl FnMut(Progress) -> ControlFlow<()>) -> Result<Pair, FitError> {
         fit::fit(options, &self.source, &self.target, &self.gate, &self.device, &mut watch)
     }

@@ -86,7 +86,7 @@ pub enum FitError {
     Engine(#[from] EngineError),
     /// The pair can't be put together or written.
     #[error(transparent)]
-    Pair(#[from] PairError),
+    Pair(Box<PairError>),
     /// The module or the device can't take the pair.
     #[error(transparent)]
     Mapper(Box<MapperError>),
@@ -119,6 +119,12 @@ impl From<MapperError> for FitError {
 impl From<GateError> for FitError {
     fn from(error: GateError) -> FitError {
         FitError::Gate(Box::new(error))
+    }
+}
+
+impl From<PairError> for FitError {
+    fn from(error: PairError) -> FitError {
+        FitError::Pair(Box::new(error))
     }
 }
 
