@@ -1,4 +1,8 @@
 //! The engine against known answers of other implementations (`tests/golden`).
+#![expect(
+    clippy::print_stdout,
+    reason = "the differences seen are worth reading beside the bounds: run with --nocapture"
+)]
 
 use std::{fmt, path::PathBuf};
 
@@ -33,13 +37,13 @@ struct Worst(f32, String);
 impl Worst {
     fn see(&mut self, got: f32, expected: f32, place: impl FnOnce() -> String) {
         let difference = (got - expected).abs();
-        // NaN compares false with everything: it has to count as the worst.
-        if !(difference <= self.0) {
+        if difference > self.0 || difference.is_nan() {
             *self = Worst(difference, place());
         }
     }
 
     fn hold(&self, bound: f32, what: impl fmt::Display) {
+        // NaN is no number at most the bound.
         assert!(self.0 <= bound, "{what}: {} off by {}, allowed {bound}", self.1, self.0);
     }
 }
@@ -131,19 +135,25 @@ fn gguf_models_give_transformers_logits_caches_and_text() {
     }
 }
 
-/// Mean KL(dequantised ‖ quantised) over positions, in nats. The 8-bit products round each block of 256 activations to 8
-/// bits, a relative error of about 1/250 of the largest; what that does to a distribution is measured, not derived: a few
-/// thousandths on real models, a tenth of what the shipped policy lets a migration cost.
-const QUANTISED_KL: f64 = 0.025;
+/// Mean KL(dequantised ‖ quantised) in nats, over the positions behind the first. The 8-bit products round each block of 256
+/// activations to 8 bits, a relative error of about 1/250 of the largest; what that does to a distribution is measured, not
+/// derived: 3e-3 on the 1.5B model that is quantised throughout, a hundredth of what the shipped policy lets a migration
+/// cost. The first position is the attention sink: a few of its activations are hundreds of times the others and drown them
+/// in their block, and its own distribution is off by nats. Nobody reads that one; what it does to the others' is counted.
+const QUANTISED_KL: f64 = 0.01;
 
 fn hold_quantised_to(name: &str, exact: &Model, quantised: &Model, tokens: &[u32], has_8_bit_products: bool) {
     assert_eq!(exact.digest(), quantised.digest());
-    let vocab = exact.config().vocab;
     let (p, q) = (all_logits(exact, tokens), all_logits(quantised, tokens));
     // Where no matrix has a type and shape that the 8-bit kernels take, both precisions are one and the same.
     assert_eq!(p != q, has_8_bit_products, "{name}: a product in 8 bits was expected or not");
-    let rows = p.chunks_exact(vocab).zip(q.chunks_exact(vocab));
-    let kl = rows.map(|(p, q)| kl_nats(p, q)).sum::<f64>() / tokens.len() as f64;
+    hold_kl(name, &p, &q, exact.config().vocab);
+}
+
+/// Holds `[T, vocab]` logits to others by their mean divergence.
+fn hold_kl(name: &str, exact: &[f32], quantised: &[f32], vocab: usize) {
+    let rows = exact.chunks_exact(vocab).zip(quantised.chunks_exact(vocab)).skip(1);
+    let kl = rows.map(|(p, q)| kl_nats(p, q)).sum::<f64>() / (exact.len() / vocab - 1) as f64;
     println!("{name}: KL(dequantised | quantised) {kl:.1e} nats");
     assert!(kl <= QUANTISED_KL, "{name}: KL {kl}");
 }
@@ -190,5 +200,25 @@ fn real_gguf_models_give_transformers_answers() {
             hold_to(&case.name, &model, &answer, &EXACT);
             hold_quantised_to(&case.name, &model, &quantised, &answer.tokens, !case.name.starts_with("smollm2"));
         }
+    }
+}
+
+/// The same bound on a model whose every layer is multiplied in 8 bits. One precision at a time: 6 GB in single precision.
+#[test]
+#[ignore = "needs qwen25-coder-1.5b.gguf of models/get-models in the folder KVMIG_MODELS, and 8 GB of memory"]
+fn a_model_quantised_throughout_keeps_to_the_bound() {
+    let folder = PathBuf::from(std::env::var_os("KVMIG_MODELS").expect("KVMIG_MODELS names the folder of the models"));
+    let location = Location::Path(folder.join("qwen25-coder-1.5b.gguf"));
+    // A sibling's prompts: one tokenizer.
+    let real = golden::real_models().unwrap().into_iter().find(|real| real.model.starts_with("qwen25")).unwrap();
+    for case in &real.cases {
+        let logits = |precision| {
+            let model = load(&location, precision);
+            let tokens = model.tokenizer().encode(&case.prompt).unwrap();
+            (all_logits(&model, &tokens), model.config().vocab)
+        };
+        let (exact, vocab) = logits(Precision::Dequantised);
+        let (quantised, _) = logits(Precision::Quantised);
+        hold_kl(&case.name, &exact, &quantised, vocab);
     }
 }

@@ -145,10 +145,10 @@ fn refuse_by_name(json: &JsonFile, architecture: Architecture) -> Result<(), Eng
     if let Some(window) = json.get("sliding_window").filter(|_| !window_is_off) {
         return Err(json.unsupported("sliding_window", format!("a window of {window} tokens"), "full attention"));
     }
-    if let Some(kinds) = json.get("layer_types").and_then(|v| v.as_array()) {
-        if let Some(other) = kinds.iter().find(|kind| kind.as_str() != Some("full_attention")) {
-            return Err(json.unsupported("layer_types", other, "full_attention in every layer"));
-        }
+    let kinds = json.get("layer_types").and_then(|kinds| kinds.as_array());
+    let other = kinds.and_then(|kinds| kinds.iter().find(|kind| kind.as_str() != Some("full_attention")));
+    if let Some(other) = other {
+        return Err(json.unsupported("layer_types", other, "full_attention in every layer"));
     }
     for field in ["num_experts", "num_local_experts", "attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(value) = json.get(field) {

@@ -33,8 +33,9 @@ impl<P: Into<PathBuf>> From<P> for ModelSource {
 pub enum Precision {
     /// Every weight as f32: the exact path, and the reference. Four bytes a weight.
     Dequantised,
-    /// Quantised weights stay quantised, activations are rounded to 8 bits for them: faster and smaller, held to a bound on
-    /// the KL divergence. Unquantised weights are as above.
+    /// Q4_K, Q6_K and Q8_0 weights whose rows are whole blocks of 256 stay quantised, activations are rounded to 8 bits for
+    /// them: faster and smaller, held to a bound on the KL divergence. All others are as above: their products in single
+    /// precision are faster.
     #[default]
     Quantised,
 }
@@ -44,6 +45,7 @@ pub enum Precision {
 pub struct LoadOptions {
     /// In which numbers to compute.
     pub precision: Precision,
-    /// Threads to compute with; all that the machine offers where it is `None`.
+    /// Threads to compute with; all that the machine offers where it is `None`. The products of [`Precision::Quantised`]
+    /// run on the tensor library's own threads, whose number is set by `RAYON_NUM_THREADS` for the whole process.
     pub threads: Option<usize>,
 }

@@ -264,7 +264,7 @@ mod tests {
         let mut tensors = Tensors::new(&gguf, &[], None);
         tensors.permuted = Some(4);
         // Two heads of four rows of two bytes; the rows' names say where they belong: head, pair, half.
-        let rows = [b"a0", b"a2", b"a1", b"a3", b"b0", b"b2", b"b1", b"b3"].concat();
+        let rows = *b"a0a2a1a3b0b2b1b3";
         let key = Part::Layer(0, LayerPart::K);
         assert_eq!(&*tensors.half_split(key, 8, &rows), b"a0a1a2a3b0b1b2b3");
         assert_eq!(&*tensors.half_split(Part::Layer(0, LayerPart::V), 8, &rows), &rows[..]);
