@@ -25,11 +25,13 @@ pub(super) struct Prompt {
 pub(super) struct Plan {
     /// Calibration sequences in the order they are consumed.
     pub(super) sequences: Vec<Vec<u32>>,
+    /// Their digests.
+    pub(super) digests: Vec<Digest>,
     pub(super) selection: Vec<Prompt>,
     pub(super) evidence: Vec<Prompt>,
     pub(super) corpora: Vec<CorpusRecord>,
-    /// Digest of what the captured moments depend on.
-    pub(super) digest: Digest,
+    /// Digest of what captured moments depend on beside the sequences.
+    pub(super) basis: Digest,
 }
 
 impl Plan {
@@ -131,18 +133,16 @@ impl Draft {
 
     fn finish(self, options: &FitOptions, source: &Model, target: &Model) -> Result<Plan, FitError> {
         let sequences = up_to(interleave(self.calibration), options.tokens);
-        let mut digest = DigestBuilder::new("fit-plan")
+        let mut basis = DigestBuilder::new("fit-basis")
             .field("source", source.digest().as_bytes())
             .field("target", target.digest().as_bytes());
         for setting in [options.head, options.stride] {
-            digest = digest.field("setting", &(setting as u64).to_le_bytes());
+            basis = basis.field("setting", &(setting as u64).to_le_bytes());
         }
-        for tokens in &sequences {
-            let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-            digest = digest.field("sequence", &bytes);
-        }
+        let bytes = |tokens: &Vec<u32>| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>();
+        let digests = sequences.iter().map(|tokens| Digest::of(&bytes(tokens))).collect();
         let Draft { selection, evidence, corpora, .. } = self;
-        Ok(Plan { sequences, selection, evidence, corpora, digest: digest.finish() })
+        Ok(Plan { sequences, digests, selection, evidence, corpora, basis: basis.finish() })
     }
 }
 
