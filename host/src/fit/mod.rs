@@ -185,6 +185,11 @@ fn draft(
     Draft::new(manifest, options.module.clone(), weights)
 }
 
+/// Digest of a sequence of tokens.
+fn digest(tokens: &[u32]) -> Digest {
+    Digest::of(&tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>())
+}
+
 fn remove(file: &Path) -> Result<(), FitError> {
     match fs::remove_file(file) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {

@@ -5,6 +5,7 @@ use kvmig_gate::{Digest, DigestBuilder};
 use super::{
     FitError, FitOptions,
     corpus::{Corpus, CorpusError, Split, check_disjoint},
+    digest,
 };
 use crate::{engine::Model, pair::CorpusRecord};
 
@@ -139,8 +140,7 @@ impl Draft {
         for setting in [options.head, options.stride] {
             basis = basis.field("setting", &(setting as u64).to_le_bytes());
         }
-        let bytes = |tokens: &Vec<u32>| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>();
-        let digests = sequences.iter().map(|tokens| Digest::of(&bytes(tokens))).collect();
+        let digests = sequences.iter().map(|tokens| digest(tokens)).collect();
         let Draft { selection, evidence, corpora, .. } = self;
         Ok(Plan { sequences, digests, selection, evidence, corpora, basis: basis.finish() })
     }
