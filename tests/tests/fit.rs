@@ -50,11 +50,8 @@ impl Setup {
         self.folder.path().join(name)
     }
 
-    fn fit(
-        &self,
-        options: &FitOptions,
-        mut watch: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Pair, FitError> {
+    #[expect(clippy::result_large_err, reason = "an error here ends a test")]
+    fn fit(&self, options: &FitOptions, mut watch: impl FnMut(Progress) -> ControlFlow<()>) -> Result<Pair, FitError> {
         fit::fit(options, &self.source, &self.target, &self.gate, &self.device, &mut watch)
     }
 }
@@ -144,9 +141,30 @@ fn a_changed_text_does_not_mix_with_what_was_captured() {
     let changed = fs::read_to_string(&text).unwrap().replace("the", "thy");
     fs::write(&text, changed).unwrap();
     let error = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap_err().to_string();
-    for part in ["pair.state", "other models, texts or settings", "remove the file"] {
+    for part in ["pair.state", "other texts", "remove the file"] {
         assert!(error.contains(part), "`{error}` does not say `{part}`");
     }
+}
+
+/// A larger budget goes on from what a smaller one captured.
+#[test]
+fn more_tokens_go_on_from_fewer() {
+    let setup = Setup::new();
+    let mut options = setup.options("pair");
+    options.k = Some(2);
+    options.tokens = 1_000;
+    setup.fit(&options, stop_in(Stage::Evidence)).unwrap_err();
+    options.tokens = 3_000;
+    let mut first = None;
+    let pair = setup.fit(&options, |progress| {
+        first.get_or_insert(progress.done);
+        ControlFlow::Continue(())
+    });
+    assert!((1_000..1_096).contains(&first.unwrap()), "captured anew: {first:?}");
+    let mut whole = setup.options("whole");
+    whole.k = Some(2);
+    let whole = setup.fit(&whole, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(pair.unwrap().loaded().artifact(), whole.loaded().artifact());
 }
 
 #[test]

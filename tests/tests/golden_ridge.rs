@@ -13,7 +13,7 @@ use kvmig::{
 };
 use safetensors::{Dtype, SafeTensors};
 
-const CONVENTIONS: [&str; 3] = ["per-token", "per-token-relative", "sum"];
+const CONVENTIONS: [&str; 4] = ["per-token", "per-token-relative", "sum", "standardised"];
 const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 8, target_layers: 2, target_width: 12 };
 
 /// The stored answers.
@@ -99,7 +99,7 @@ fn end_to_end() {
 fn check(answers: &Answers, name: &str, side: &str, layer: usize, sources: &[usize], map: &AffineMap) {
     let (x, y) = (answers.f32s(&format!("{side}.x")), answers.f32s(&format!("{side}.y")));
     let expected = answers.f64s(&format!("{name}.prediction"));
-    let [optimum, diagonal] = answers.f64s(&format!("{name}.objective"))[..] else { panic!("{name}: two numbers") };
+    let (optimum, penalty) = (answers.f64s(&format!("{name}.objective"))[0], answers.f64s(&format!("{name}.penalty")));
     let (width, target) = (SHAPE.source_width, SHAPE.target_width);
     let count = x.len() / SHAPE.source_columns();
     let (mut difference, mut squares, mut spread) = (0.0, 0.0, 0.0);
@@ -116,8 +116,8 @@ fn check(answers: &Answers, name: &str, side: &str, layer: usize, sources: &[usi
             spread += (f64::from(y[j]) - map.target_mean[j]).powi(2);
         }
     }
-    let penalty: f64 = map.weight.as_slice().iter().map(|w| w * w).sum();
-    let objective = squares / count as f64 + diagonal * penalty;
+    let row = |(i, penalty): (usize, &f64)| penalty * map.weight.row(i).iter().map(|w| w * w).sum::<f64>();
+    let objective = squares / count as f64 + penalty.iter().enumerate().map(row).sum::<f64>();
     assert!((objective / optimum - 1.0).abs() <= 1e-6, "{name}: objective {objective} against {optimum}");
     let rms = (difference / spread).sqrt();
     assert!(rms <= 1e-5, "{name}: predictions differ by {rms:e} of the target's spread");

@@ -75,7 +75,7 @@ pub(super) struct Args {
     /// Strength of the ridge
     #[arg(long, value_name = "X", default_value_t = Lambda::default().value)]
     lambda: f64,
-    /// What λ multiplies: per-token, per-token-relative or sum
+    /// What λ multiplies: per-token, per-token-relative, sum or standardised
     #[arg(long, value_name = "NAME", default_value = "per-token-relative")]
     lambda_convention: LambdaConvention,
     /// Element type of the weights: f16 or f32

@@ -88,7 +88,11 @@ fn log(out: &mut impl Write, rows: &[TicketRow]) -> anyhow::Result<()> {
         writeln!(out, "no tickets")?;
         return Ok(());
     }
-    writeln!(out, "{:<22} {:<10} {:<10} {:<10} {:>7} {:<5} reason", "ticket", "decision", "state", "mapper", "tokens", "miss")?;
+    writeln!(
+        out,
+        "{:<22} {:<10} {:<10} {:<10} {:>7} {:<5} reason",
+        "ticket", "decision", "state", "mapper", "tokens", "miss"
+    )?;
     for row in rows {
         let miss = match row.miss {
             Some(true) => "yes",
@@ -99,7 +103,13 @@ fn log(out: &mut impl Write, rows: &[TicketRow]) -> anyhow::Result<()> {
         writeln!(
             out,
             "{:<22} {:<10} {:<10} {:<10} {:>7} {:<5} {}",
-            row.ticket.as_str(), row.decision, row.state.name(), mapper, row.tokens, miss, row.reason
+            row.ticket.as_str(),
+            row.decision,
+            row.state.name(),
+            mapper,
+            row.tokens,
+            miss,
+            row.reason
         )?;
     }
     Ok(())
@@ -107,8 +117,9 @@ fn log(out: &mut impl Write, rows: &[TicketRow]) -> anyhow::Result<()> {
 
 fn settle(out: &mut impl Write, ticket: &Ticket, file: &PathBuf, ledger: &LedgerArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
-    let realised: Quality = serde_json::from_str(&text)
-        .with_context(|| format!("{}: expected {{\"agreement\", \"kl_nats\", \"nll_gap_nats\", \"n\"}}", file.display()))?;
+    let realised: Quality = serde_json::from_str(&text).with_context(|| {
+        format!("{}: expected {{\"agreement\", \"kl_nats\", \"nll_gap_nats\", \"n\"}}", file.display())
+    })?;
     let gate: Gate = super::run::open_gate(Policy::default(), &ledger.path()?)?;
     let settled = gate.settle_ticket(ticket, &realised)?;
     let verdict = match settled.miss {

@@ -31,7 +31,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         writeln!(
             out,
             "{label:<10} {}: {} layers, {} KV heads of {}, model {}",
-            model.name, l.layers, l.kv_heads, l.head_dim, model.digest.short()
+            model.name,
+            l.layers,
+            l.kv_heads,
+            l.head_dim,
+            model.digest.short()
         )?;
     }
     writeln!(out, "mapper     {}, k = {}, module {}", identity.mapper.kind, fit.k, identity.mapper.module.short())?;
@@ -40,7 +44,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     writeln!(
         out,
         "fit        {} rows of {} sequences from {}; R² in sample: keys {:.2}, values {:.2}",
-        fit.rows, fit.sequences, corpora.join(", "), fit.r2_keys, fit.r2_values
+        fit.rows,
+        fit.sequences,
+        corpora.join(", "),
+        fit.r2_keys,
+        fit.r2_values
     )?;
     writeln!(out)?;
     evidence_table(&mut out, &pair)?;

@@ -42,7 +42,9 @@ impl Report {
             let share = 100.0 * t.mapped as f64 / t.prompt as f64;
             let text = format!(
                 "{} mapped ({share:.0} %), {} + {} native (head + tail)",
-                grouped(t.mapped), t.native_head, t.native_tail
+                grouped(t.mapped),
+                t.native_head,
+                t.native_tail
             );
             writeln!(err, "{}", line("tokens", &text))?;
         }
@@ -50,8 +52,14 @@ impl Report {
         writeln!(err, "{}", line("source", &format!("prefill {}", duration(ms.source_prefill))))?;
         if record.decision == "migrate" {
             let stages = [
-                ("gate", ms.gate), ("module", ms.module), ("weights", ms.weights), ("upload", ms.upload), ("map", ms.map),
-                ("readback", ms.readback), ("install", ms.install), ("native ends", ms.native_ends),
+                ("gate", ms.gate),
+                ("module", ms.module),
+                ("weights", ms.weights),
+                ("upload", ms.upload),
+                ("map", ms.map),
+                ("readback", ms.readback),
+                ("install", ms.install),
+                ("native ends", ms.native_ends),
             ];
             let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
             writeln!(err, "{}", line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))))?;
@@ -90,7 +98,8 @@ impl Report {
             let speed = reprefill / record.ms.handoff;
             let text = format!(
                 "{} for the prefill it replaced: {speed:.1}x slower than the handoff (limit by FLOPs {:.1}x)",
-                duration(reprefill), record.flops.limit
+                duration(reprefill),
+                record.flops.limit
             );
             writeln!(err, "{}", line("re-prefill", &text))?;
             writeln!(err, "{}", line("quality", &quality(realised)))?;

@@ -101,7 +101,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
     }
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
-    let setup = Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
+    let setup =
+        Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
     // What the bundled default is there for is to show all of it.
     let audit = args.audit || args.pair.is_none();
     let ask =
@@ -162,7 +163,9 @@ fn prompt(args: &Args) -> anyhow::Result<String> {
             String::from_utf8(bytes)
                 .with_context(|| format!("--prompt-file {}: expected UTF-8 text; convert it first", path.display()))
         }
-        (None, None) if args.pair.is_some() => bail!("what shall be answered? Give --prompt TEXT or --prompt-file FILE"),
+        (None, None) if args.pair.is_some() => {
+            bail!("what shall be answered? Give --prompt TEXT or --prompt-file FILE")
+        }
         (None, None) => Ok(bundled::PROMPT.to_owned()),
     }
 }

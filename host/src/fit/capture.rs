@@ -28,15 +28,15 @@ pub(super) fn capture(
 ) -> Result<State, FitError> {
     let file = options.state_file();
     let shape = shape(source, target);
-    let mut state = match State::load(&file, plan.digest, shape)? {
+    let mut state = match State::load(&file, plan.basis, shape, &plan.digests)? {
         Some(state) => state,
-        None => State::new(plan.digest, shape),
+        None => State::new(plan.basis, shape),
     };
     let lengths: Vec<usize> = plan.sequences.iter().map(Vec::len).collect();
     let total = lengths.iter().sum();
-    let (mut kept, mut clock) = (state.consumed, Instant::now());
-    while let Some(tokens) = plan.sequences.get(state.consumed) {
-        let done = lengths[..state.consumed].iter().sum();
+    let (mut kept, mut clock) = (state.log.len(), Instant::now());
+    while let Some(tokens) = plan.sequences.get(state.log.len()) {
+        let done = lengths[..state.log.len()].iter().sum();
         if watch(Progress { stage: Stage::Capture, done, total }).is_break() {
             return Err(interrupted(&state, kept, &file)?);
         }
@@ -48,13 +48,13 @@ pub(super) fn capture(
         let (x, y) = (read(source)?, read(target)?);
         let keys = Rows { source: &x.keys, target: &y.keys };
         state.moments.add(keys, Rows { source: &x.values, target: &y.values });
-        state.consumed += 1;
+        state.log.push(plan.digests[state.log.len()]);
         if clock.elapsed() >= KEEP_EVERY {
             state.save(&file)?;
-            (kept, clock) = (state.consumed, Instant::now());
+            (kept, clock) = (state.log.len(), Instant::now());
         }
     }
-    if kept < state.consumed {
+    if kept < state.log.len() {
         state.save(&file)?;
     }
     let _ = watch(Progress { stage: Stage::Capture, done: total, total });
@@ -62,7 +62,7 @@ pub(super) fn capture(
 }
 
 fn interrupted(state: &State, kept: usize, file: &Path) -> Result<FitError, FitError> {
-    if kept < state.consumed {
+    if kept < state.log.len() {
         state.save(file)?;
     }
     Ok(FitError::Interrupted { stage: Stage::Capture.name(), file: file.to_owned() })

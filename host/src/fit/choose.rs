@@ -77,12 +77,19 @@ impl Trial {
 /// `[rows, n_kv_t · d_t]`: the affine map of the selected layers' columns.
 fn apply(map: &AffineMap, rows: &[f32], columns: usize, sources: &[usize], width: usize) -> Vec<f32> {
     let (inputs, outputs) = (map.weight.rows(), map.weight.cols());
-    let picked = |row| sources.iter().flat_map(move |&layer| &row_slice(row, layer, width)[..]);
+    let picked = |row| sources.iter().flat_map(move |&layer| row_slice(row, layer, width));
     let x: Vec<f32> = rows.chunks_exact(columns).flat_map(picked).copied().collect();
     let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
     let count = rows.len() / columns;
     let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
-    multiply(&mut y, outputs, 1.0, 1.0, View::rows(&x, count, inputs, inputs), View::rows(&weight, inputs, outputs, outputs));
+    multiply(
+        &mut y,
+        outputs,
+        1.0,
+        1.0,
+        View::rows(&x, count, inputs, inputs),
+        View::rows(&weight, inputs, outputs, outputs),
+    );
     y
 }
 

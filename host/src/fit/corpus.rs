@@ -110,10 +110,8 @@ impl Corpus {
     pub(super) fn read(file: &CorpusFile) -> Result<Corpus, CorpusError> {
         let bytes = fs::read(&file.path).map_err(|source| CorpusError::Read { file: file.path.clone(), source })?;
         let digest = Digest::of(&bytes);
-        let text = String::from_utf8(bytes).map_err(|error| CorpusError::NotText {
-            file: file.path.clone(),
-            at: error.utf8_error().valid_up_to(),
-        })?;
+        let text = String::from_utf8(bytes)
+            .map_err(|error| CorpusError::NotText { file: file.path.clone(), at: error.utf8_error().valid_up_to() })?;
         Ok(Corpus { file: file.clone(), digest, documents: documents(&text) })
     }
 

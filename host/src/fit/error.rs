@@ -86,16 +86,16 @@ pub enum FitError {
     Engine(#[from] EngineError),
     /// The pair can't be put together or written.
     #[error(transparent)]
-    Pair(#[from] PairError),
+    Pair(Box<PairError>),
     /// The module or the device can't take the pair.
     #[error(transparent)]
-    Mapper(#[from] MapperError),
+    Mapper(Box<MapperError>),
     /// The gate allowed no trial, or could not write it down.
     #[error(transparent)]
-    Gate(#[from] GateError),
+    Gate(Box<GateError>),
     /// A held-out document could not be mapped.
     #[error(transparent)]
-    Execute(#[from] ExecuteError),
+    Execute(Box<ExecuteError>),
     /// A held-out document could not be measured.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -107,4 +107,29 @@ pub enum FitError {
         /// Why.
         source: io::Error,
     },
+}
+
+// Boxed, because they are large.
+impl From<MapperError> for FitError {
+    fn from(error: MapperError) -> FitError {
+        FitError::Mapper(Box::new(error))
+    }
+}
+
+impl From<GateError> for FitError {
+    fn from(error: GateError) -> FitError {
+        FitError::Gate(Box::new(error))
+    }
+}
+
+impl From<PairError> for FitError {
+    fn from(error: PairError) -> FitError {
+        FitError::Pair(Box::new(error))
+    }
+}
+
+impl From<ExecuteError> for FitError {
+    fn from(error: ExecuteError) -> FitError {
+        FitError::Execute(Box::new(error))
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use kvmig_gate::{Candidate, Digest, DigestBuilder, DocumentOutcome, Evidence, Gate, PairFacts, Request};
+use kvmig_gate::{Candidate, DocumentOutcome, Evidence, Gate, PairFacts, Request};
 
 use super::{
-    FitError, FitOptions, Progress, Stage,
-    log::{Log, Subject},
+    FitError, FitOptions, Progress, Stage, digest,
+    log::{Entry, Log, Subject},
     plan::Prompt,
 };
 use crate::{
@@ -37,17 +37,22 @@ impl<'a> Bench<'a> {
     ) -> Result<Evidence, FitError> {
         let mapper = Mapper::load(self.pair, self.device)?;
         let backend = self.device.info().backend;
-        let subject =
-            Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), documents: digest(prompts) };
+        let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone() };
         let path = options.evidence_log();
         let mut log = Log::open(&path, &subject)?;
-        let total = prompts.len();
-        for prompt in &prompts[log.outcomes.len().min(total)..] {
-            if watch(Progress { stage: Stage::Evidence, done: log.outcomes.len(), total }).is_break() {
+        let (mut documents, total) = (Vec::with_capacity(prompts.len()), prompts.len());
+        for prompt in prompts {
+            let tokens = digest(&prompt.tokens);
+            if let Some(outcome) = log.find(&prompt.id, tokens) {
+                documents.push(outcome.clone());
+                continue;
+            }
+            if watch(Progress { stage: Stage::Evidence, done: documents.len(), total }).is_break() {
                 return Err(FitError::Interrupted { stage: Stage::Evidence.name(), file: path });
             }
             let outcome = self.outcome(&mapper, &backend, prompt)?;
-            log.push(outcome)?;
+            log.push(Entry { tokens, outcome: outcome.clone() })?;
+            documents.push(outcome);
         }
         let _ = watch(Progress { stage: Stage::Evidence, done: total, total });
         Ok(Evidence {
@@ -56,7 +61,7 @@ impl<'a> Bench<'a> {
             tail: self.pair.tail(),
             seed: options.seed,
             backend,
-            documents: log.outcomes,
+            documents,
         })
     }
 
@@ -125,13 +130,4 @@ impl<'a> Bench<'a> {
             }
         }
     }
-}
-
-fn digest(prompts: &[Prompt]) -> Digest {
-    let mut digest = DigestBuilder::new("fit-evidence");
-    for prompt in prompts {
-        let bytes: Vec<u8> = prompt.tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        digest = digest.field("id", prompt.id.as_bytes()).field("tokens", &bytes);
-    }
-    digest.finish()
 }

@@ -84,7 +84,9 @@ impl Matrix {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LinalgError {
     /// A number that is not finite entered the matrix.
-    #[error("the matrix to factorise has a NaN or an infinity on its diagonal at row {row}: expected finite moments; refit from an empty state")]
+    #[error(
+        "the matrix to factorise has a NaN or an infinity on its diagonal at row {row}: expected finite moments; refit from an empty state"
+    )]
     NotFinite {
         /// The first such row.
         row: usize,
@@ -277,7 +279,11 @@ mod tests {
     }
 
     fn transpose(a: &Matrix) -> Matrix {
-        Matrix::from_vec(a.cols, a.rows, (0..a.rows * a.cols).map(|i| a.data[i % a.rows * a.cols + i / a.rows]).collect())
+        Matrix::from_vec(
+            a.cols,
+            a.rows,
+            (0..a.rows * a.cols).map(|i| a.data[i % a.rows * a.cols + i / a.rows]).collect(),
+        )
     }
 
     fn worst(a: &Matrix, b: &Matrix) -> f64 {

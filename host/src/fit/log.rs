@@ -27,8 +27,16 @@ pub(super) struct Subject {
     pub(super) artifact: Digest,
     /// Where it ran.
     pub(super) backend: String,
-    /// Digest of the documents.
-    pub(super) documents: Digest,
+}
+
+/// An outcome and the digest of what it is about; one line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    /// Digest of the document's tokens.
+    pub(super) tokens: Digest,
+    /// What came of it.
+    pub(super) outcome: DocumentOutcome,
 }
 
 /// Outcomes so far, and the file they are kept in.
@@ -36,29 +44,34 @@ pub(super) struct Subject {
 pub(super) struct Log {
     path: PathBuf,
     file: File,
-    pub(super) outcomes: Vec<DocumentOutcome>,
+    entries: Vec<Entry>,
 }
 
 impl Log {
     /// Opens the log of `subject`. One of another subject is begun anew; a line that an interrupt cut short is dropped.
     pub(super) fn open(path: &Path, subject: &Subject) -> Result<Log, LogError> {
         let failed = |source| LogError { file: path.to_owned(), source };
-        let outcomes = read(path, subject).map_err(failed)?;
+        let entries = read(path, subject).map_err(failed)?;
         let mut text = line(subject);
-        outcomes.iter().for_each(|outcome| text.push_str(&line(outcome)));
+        entries.iter().for_each(|entry| text.push_str(&line(entry)));
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
         draft.write_all(text.as_bytes()).map_err(failed)?;
         draft.persist(path).map_err(|error| failed(error.error))?;
         let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
-        Ok(Log { path: path.to_owned(), file, outcomes })
+        Ok(Log { path: path.to_owned(), file, entries })
+    }
+
+    /// What came of the document `id` with these tokens, if it was measured.
+    pub(super) fn find(&self, id: &str, tokens: Digest) -> Option<&DocumentOutcome> {
+        self.entries.iter().find(|entry| entry.tokens == tokens && entry.outcome.id == id).map(|entry| &entry.outcome)
     }
 
     /// Adds an outcome.
-    pub(super) fn push(&mut self, outcome: DocumentOutcome) -> Result<(), LogError> {
-        let written = self.file.write_all(line(&outcome).as_bytes()).and_then(|()| self.file.sync_data());
+    pub(super) fn push(&mut self, entry: Entry) -> Result<(), LogError> {
+        let written = self.file.write_all(line(&entry).as_bytes()).and_then(|()| self.file.sync_data());
         written.map_err(|source| LogError { file: self.path.clone(), source })?;
-        self.outcomes.push(outcome);
+        self.entries.push(entry);
         Ok(())
     }
 }
@@ -68,7 +81,7 @@ fn line<T: Serialize>(value: &T) -> String {
     format!("{json}\n")
 }
 
-fn read(path: &Path, subject: &Subject) -> io::Result<Vec<DocumentOutcome>> {
+fn read(path: &Path, subject: &Subject) -> io::Result<Vec<Entry>> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -79,14 +92,14 @@ fn read(path: &Path, subject: &Subject) -> io::Result<Vec<DocumentOutcome>> {
     if serde_json::from_str::<Subject>(&first).ok().as_ref() != Some(subject) {
         return Ok(Vec::new());
     }
-    let mut outcomes = Vec::new();
+    let mut entries = Vec::new();
     for line in lines {
         match serde_json::from_str(&line?) {
-            Ok(outcome) => outcomes.push(outcome),
+            Ok(entry) => entries.push(entry),
             Err(_) => break,
         }
     }
-    Ok(outcomes)
+    Ok(entries)
 }
 
 #[cfg(test)]
@@ -94,11 +107,11 @@ mod tests {
     use super::*;
     use kvmig_gate::Quality;
 
-    fn outcome(id: &str) -> DocumentOutcome {
+    fn entry(id: &str) -> Entry {
         let (cosine_mean, cosine_worst_layer) = (Some(0.1 + 0.2), None);
         let quality =
             Quality { agreement: 0.5, kl_nats: 1.0 / 3.0, nll_gap_nats: -0.1, cosine_mean, cosine_worst_layer, n: 32 };
-        DocumentOutcome {
+        let outcome = DocumentOutcome {
             id: id.to_owned(),
             domain: "code".into(),
             tokens: 384,
@@ -108,27 +121,30 @@ mod tests {
             source: quality,
             handoff_ms: 1.5,
             reprefill_ms: 2.5,
-        }
+        };
+        Entry { tokens: Digest::of(id.as_bytes()), outcome }
     }
 
     #[test]
     fn what_was_measured_is_found_again_to_the_bit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let subject =
-            Subject { artifact: Digest::of(b"a"), backend: "cpu".into(), documents: Digest::of(b"documents") };
+        let subject = Subject { artifact: Digest::of(b"a"), backend: "cpu".into() };
         let mut log = Log::open(&path, &subject).unwrap();
-        log.push(outcome("code-1")).unwrap();
-        log.push(outcome("code-2")).unwrap();
+        log.push(entry("code-1")).unwrap();
+        log.push(entry("code-2")).unwrap();
         drop(log);
         // A crash in the middle of the third line.
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":\"code-3\",\"dom").unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"tokens\":\"00").unwrap();
         let mut log = Log::open(&path, &subject).unwrap();
-        assert_eq!(log.outcomes, [outcome("code-1"), outcome("code-2")]);
-        log.push(outcome("code-3")).unwrap();
+        assert_eq!(log.entries, [entry("code-1"), entry("code-2")]);
+        log.push(entry("code-3")).unwrap();
         drop(log);
-        assert_eq!(Log::open(&path, &subject).unwrap().outcomes.len(), 3);
+        let log = Log::open(&path, &subject).unwrap();
+        assert_eq!(log.find("code-3", Digest::of(b"code-3")), Some(&entry("code-3").outcome));
+        assert_eq!(log.find("code-3", Digest::of(b"another text")), None);
+        drop(log);
         let other = Subject { artifact: Digest::of(b"b"), ..subject };
-        assert!(Log::open(&path, &other).unwrap().outcomes.is_empty(), "evidence of another artifact is not taken over");
+        assert!(Log::open(&path, &other).unwrap().entries.is_empty(), "evidence of another artifact is not taken over");
     }
 }

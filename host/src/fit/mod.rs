@@ -32,8 +32,8 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings, SweepPoint,
-        WeightsRecord,
+        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings,
+        SweepPoint, WeightsRecord,
     },
 };
 use evidence::Bench;
@@ -183,6 +183,11 @@ fn draft(
     };
     let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
     Draft::new(manifest, options.module.clone(), weights)
+}
+
+/// Digest of a sequence of tokens.
+fn digest(tokens: &[u32]) -> Digest {
+    Digest::of(&tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 fn remove(file: &Path) -> Result<(), FitError> {

@@ -290,11 +290,7 @@ impl Covariances<'_> {
         let (first, row, column) = if a <= b { (a, r, (b - a) * w + c) } else { (b, c, (a - b) * w + r) };
         let gram = &self.side.gram[first];
         // A layer's block with itself is averaged over both halves: the f32 kernel need not round them alike.
-        let product = if a == b {
-            (gram.row(r)[c] + gram.row(c)[r]) / 2.0
-        } else {
-            gram.row(row)[column]
-        };
+        let product = if a == b { (gram.row(r)[c] + gram.row(c)[r]) / 2.0 } else { gram.row(row)[column] };
         product / self.rows - (sum[a * w + r] / self.rows) * (sum[b * w + c] / self.rows)
     }
 

@@ -5,6 +5,7 @@ use kvmig_gate::{Digest, DigestBuilder};
 use super::{
     FitError, FitOptions,
     corpus::{Corpus, CorpusError, Split, check_disjoint},
+    digest,
 };
 use crate::{engine::Model, pair::CorpusRecord};
 
@@ -25,11 +26,13 @@ pub(super) struct Prompt {
 pub(super) struct Plan {
     /// Calibration sequences in the order they are consumed.
     pub(super) sequences: Vec<Vec<u32>>,
+    /// Their digests.
+    pub(super) digests: Vec<Digest>,
     pub(super) selection: Vec<Prompt>,
     pub(super) evidence: Vec<Prompt>,
     pub(super) corpora: Vec<CorpusRecord>,
-    /// Digest of what the captured moments depend on.
-    pub(super) digest: Digest,
+    /// Digest of what captured moments depend on beside the sequences.
+    pub(super) basis: Digest,
 }
 
 impl Plan {
@@ -82,7 +85,8 @@ impl Draft {
     ) -> Result<(), FitError> {
         let encode = |text: &String| source.tokenizer().encode(text);
         let tokens: Vec<Vec<u32>> = corpus.documents.iter().map(encode).collect::<Result<_, _>>()?;
-        let (long, short): (Vec<usize>, Vec<usize>) = (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
+        let (long, short): (Vec<usize>, Vec<usize>) =
+            (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
         let split = if wanted.calibrate {
             let mut split = Split::draw(&long, wanted.selection, wanted.evidence, options.seed);
             split.calibration.extend(short.iter().filter(|&&i| tokens[i].len() >= options.head + SHORTEST));
@@ -130,18 +134,15 @@ impl Draft {
 
     fn finish(self, options: &FitOptions, source: &Model, target: &Model) -> Result<Plan, FitError> {
         let sequences = up_to(interleave(self.calibration), options.tokens);
-        let mut digest = DigestBuilder::new("fit-plan")
+        let mut basis = DigestBuilder::new("fit-basis")
             .field("source", source.digest().as_bytes())
             .field("target", target.digest().as_bytes());
         for setting in [options.head, options.stride] {
-            digest = digest.field("setting", &(setting as u64).to_le_bytes());
+            basis = basis.field("setting", &(setting as u64).to_le_bytes());
         }
-        for tokens in &sequences {
-            let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-            digest = digest.field("sequence", &bytes);
-        }
+        let digests = sequences.iter().map(|tokens| digest(tokens)).collect();
         let Draft { selection, evidence, corpora, .. } = self;
-        Ok(Plan { sequences, selection, evidence, corpora, digest: digest.finish() })
+        Ok(Plan { sequences, digests, selection, evidence, corpora, basis: basis.finish() })
     }
 }
 
@@ -184,7 +185,11 @@ mod tests {
     fn documents_take_turns_and_later_windows_begin_as_texts_do() {
         let (long, short): (Vec<u32>, Vec<u32>) = ([vec![9], (0..7).collect()].concat(), vec![9, 50, 51]);
         let cut = sequences(&[&long, &short], 4, 3, &[9]);
-        assert_eq!(cut, [vec![9, 0, 1, 2], vec![9, 50, 51], vec![9, 3, 4, 5]], "the last window of one token is too short");
+        assert_eq!(
+            cut,
+            [vec![9, 0, 1, 2], vec![9, 50, 51], vec![9, 3, 4, 5]],
+            "the last window of one token is too short"
+        );
         assert_eq!(sequences(&[&[1, 2, 3]], 2, 1, &[]), [vec![1, 2], vec![3]]);
     }
 

@@ -20,20 +20,24 @@ pub enum LambdaConvention {
     PerTokenRelative,
     /// s = 1 / N: λ on the raw sums.
     Sum,
+    /// s = each coordinate's own variance: as if every feature had been scaled to 1. Where the selected layers differ in
+    /// scale (values grow a thousandfold with depth in some models), no one s suits them all.
+    Standardised,
 }
 
 impl LambdaConvention {
     /// Every convention with the name it has in manifests and on the command line.
-    pub const ALL: [(&'static str, LambdaConvention); 3] = [
+    pub const ALL: [(&'static str, LambdaConvention); 4] = [
         ("per-token", LambdaConvention::PerToken),
         ("per-token-relative", LambdaConvention::PerTokenRelative),
         ("sum", LambdaConvention::Sum),
+        ("standardised", LambdaConvention::Standardised),
     ];
 }
 
 /// A convention that does not exist.
 #[derive(Debug, thiserror::Error)]
-#[error("lambda convention `{0}`: expected per-token, per-token-relative or sum")]
+#[error("lambda convention `{0}`: expected per-token, per-token-relative, sum or standardised")]
 pub struct ParseConventionError(String);
 
 impl FromStr for LambdaConvention {
@@ -63,12 +67,14 @@ impl Default for Lambda {
 }
 
 impl Lambda {
-    /// What is added to the diagonal of the covariance `c` over `rows` rows.
-    pub fn on_diagonal(&self, c: &Matrix, rows: f64) -> f64 {
+    /// What is added to each element of the diagonal of the covariance `c` over `rows` rows.
+    pub fn diagonal(&self, c: &Matrix, rows: f64) -> Vec<f64> {
+        let n = c.rows();
         match self.convention {
-            LambdaConvention::PerToken => self.value,
-            LambdaConvention::PerTokenRelative => self.value * c.trace() / c.rows().max(1) as f64,
-            LambdaConvention::Sum => self.value / rows,
+            LambdaConvention::PerToken => vec![self.value; n],
+            LambdaConvention::PerTokenRelative => vec![self.value * c.trace() / n.max(1) as f64; n],
+            LambdaConvention::Sum => vec![self.value / rows; n],
+            LambdaConvention::Standardised => (0..n).map(|i| self.value * c.row(i)[i]).collect(),
         }
     }
 }
@@ -107,7 +113,9 @@ impl AffineMap {
 /// [`LinalgError`] if C + λsI has no Cholesky factor.
 pub fn solve(c: &Matrix, rhs: &mut [Matrix], lambda: Lambda, rows: f64) -> Result<f64, LinalgError> {
     let mut system = c.clone();
-    system.add_diagonal(lambda.on_diagonal(c, rows));
+    for (i, penalty) in lambda.diagonal(c, rows).into_iter().enumerate() {
+        system.row_mut(i)[i] += penalty;
+    }
     let factor = Cholesky::new(&system)?;
     drop(system);
     rhs.iter_mut().for_each(|b| factor.solve(b));
@@ -145,13 +153,14 @@ fn fit_side(side: Covariances<'_>, selection: &[Vec<usize>], lambda: Lambda) -> 
     let mut maps: Vec<Option<AffineMap>> = vec![None; selection.len()];
     for (sources, targets) in groups {
         let covariance = side.source(sources);
-        let diagonal = lambda.on_diagonal(&covariance, side.rows());
+        let mut diagonal = lambda.diagonal(&covariance, side.rows());
         let crosses: Vec<Matrix> = targets.iter().map(|&t| side.cross(sources, t)).collect();
         let mut weights = crosses.clone();
         let jitter = solve(&covariance, &mut weights, lambda, side.rows())?;
+        diagonal.iter_mut().for_each(|penalty| *penalty += jitter);
         let source_mean = side.source_mean(sources);
         for ((target, cross), weight) in targets.into_iter().zip(crosses).zip(weights) {
-            maps[target] = Some(affine(side, target, &cross, weight, &source_mean, diagonal + jitter, jitter));
+            maps[target] = Some(affine(side, target, &cross, weight, &source_mean, &diagonal, jitter));
         }
     }
     Ok(maps.into_iter().flatten().collect())
@@ -163,7 +172,7 @@ fn affine(
     cross: &Matrix,
     weight: Matrix,
     source_mean: &[f64],
-    diagonal: f64,
+    diagonal: &[f64],
     jitter: f64,
 ) -> AffineMap {
     let target_mean = side.target_mean(target);
@@ -171,9 +180,11 @@ fn affine(
     for (i, &mean) in source_mean.iter().enumerate() {
         bias.iter_mut().zip(weight.row(i)).for_each(|(b, w)| *b -= mean * w);
     }
-    // With (C + δI) W = B: SSE/N = Σ var(y) − 2 tr(WᵀB) + tr(WᵀCW) = Σ var(y) − tr(WᵀB) − δ‖W‖².
-    let pairs = weight.as_slice().iter().zip(cross.as_slice());
-    let explained: f64 = pairs.map(|(w, b)| w * b + diagonal * w * w).sum();
+    // With (C + D) W = B: SSE/N = Σ var(y) − 2 tr(WᵀB) + tr(WᵀCW) = Σ var(y) − tr(WᵀB) − tr(WᵀDW).
+    let row = |(i, penalty): (usize, &f64)| -> f64 {
+        weight.row(i).iter().zip(cross.row(i)).map(|(w, b)| w * b + penalty * w * w).sum()
+    };
+    let explained: f64 = diagonal.iter().enumerate().map(row).sum();
     let total: f64 = side.target_variance(target).iter().sum();
     let r2 = if total > 0.0 { explained / total } else { 0.0 };
     AffineMap { weight, bias, source_mean: source_mean.to_vec(), target_mean, r2, jitter }
@@ -242,6 +253,25 @@ mod tests {
         let relative = fit(0.3, LambdaConvention::PerTokenRelative);
         close(&relative, &fit(0.3 * scale, LambdaConvention::PerToken));
         close(&relative, &fit(0.3 * scale * 200.0, LambdaConvention::Sum));
+    }
+
+    /// With standardised λ, a feature's unit is of no consequence; with one λ for all it is.
+    #[test]
+    fn standardised_predictions_do_not_depend_on_units() {
+        let mut random = Random::new(3);
+        let x: Vec<f32> = (0..400 * 15).map(|_| random.normal() as f32).collect();
+        let y: Vec<f32> = (0..400 * 8).map(|i| x[i / 8 * 15 + i % 8] + random.normal() as f32).collect();
+        let scaled: Vec<f32> = x.iter().enumerate().map(|(i, x)| if i % 15 < 5 { x / 1024.0 } else { *x }).collect();
+        let r2 = |x: &[f32], convention| {
+            let mut moments = Moments::new(SHAPE);
+            let rows = Rows { source: x, target: &y };
+            moments.add(rows, rows);
+            let lambda = Lambda { value: 0.1, convention };
+            fit(&moments, &[vec![0, 1], vec![0, 1]], lambda).unwrap()[0].keys.r2
+        };
+        let difference = |convention| (r2(&x, convention) - r2(&scaled, convention)).abs();
+        assert!(difference(LambdaConvention::Standardised) < 1e-6);
+        assert!(difference(LambdaConvention::PerTokenRelative) > 0.1);
     }
 
     /// The closed form of R² against the residuals themselves.

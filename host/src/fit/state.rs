@@ -1,7 +1,7 @@
 //! What a fit has captured so far, as one file: moments and the log of consumed sequences change together or not at all.
 //!
-//! The file is safetensors with f64 sums; its metadata names what it belongs to (models, texts, settings), and a digest of
-//! all tensors, so that a damaged or foreign state is refused rather than mixed in.
+//! The file is safetensors with f64 sums; its metadata names what it belongs to (models and settings, the log), and a digest
+//! of it all, so that a damaged or foreign state is refused rather than mixed in.
 
 use std::{
     borrow::Cow,
@@ -31,8 +31,8 @@ const METADATA: &str = "kvmig";
 #[serde(deny_unknown_fields)]
 struct Header {
     format: String,
-    plan: Digest,
-    consumed: usize,
+    basis: Digest,
+    log: Vec<Digest>,
     rows: u64,
     shape: MomentShape,
     /// See [`seal`].
@@ -71,36 +71,30 @@ pub enum StateError {
         expected: String,
     },
     /// The state belongs to another fit.
-    #[error(
-        "{}: was captured with other models, texts or settings (found {}, expected {}): remove the file to start over, or \
-         choose another --out",
-        file.display(), found.short(), expected.short()
-    )]
+    #[error("{}: was captured with {what}: remove the file to start over, or choose another --out", file.display())]
     Foreign {
         /// The file.
         file: PathBuf,
-        /// Digest of what it belongs to.
-        found: Digest,
-        /// Digest of what is asked for.
-        expected: Digest,
+        /// What is not as it was.
+        what: String,
     },
 }
 
-/// Moments and how many of the fit's calibration sequences, in order, they hold.
+/// Moments and the log of the calibration sequences that they are of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// Digest of everything the captured rows depend on: models, texts, settings, the sequences and their order.
-    pub plan: Digest,
-    /// Sequences consumed.
-    pub consumed: usize,
+    /// Digest of what every row depends on beside its sequence: models and settings.
+    pub basis: Digest,
+    /// Digests of the sequences consumed, in order. A fit that wants these first and then more goes on from here.
+    pub log: Vec<Digest>,
     /// Their moments.
     pub moments: Moments,
 }
 
 impl State {
     /// Nothing captured yet.
-    pub fn new(plan: Digest, shape: MomentShape) -> State {
-        State { plan, consumed: 0, moments: Moments::new(shape) }
+    pub fn new(basis: Digest, shape: MomentShape) -> State {
+        State { basis, log: Vec::new(), moments: Moments::new(shape) }
     }
 
     /// Writes the state beside `file` and renames it there.
@@ -112,8 +106,8 @@ impl State {
         let tensors = tensors(&self.moments);
         let header = Header {
             format: FORMAT.to_owned(),
-            plan: self.plan,
-            consumed: self.consumed,
+            basis: self.basis,
+            log: self.log.clone(),
             rows: self.moments.rows(),
             shape: self.moments.shape(),
             sha256: seal(&tensors, self),
@@ -132,17 +126,22 @@ impl State {
         Ok(())
     }
 
-    /// Reads the state of a fit with `plan` and `shape`; `None` where there is no file.
+    /// Reads a state on `basis` whose log is the beginning of `sequences`; `None` where there is no file.
     ///
     /// # Errors
     /// [`StateError`] for a damaged file, or one of another fit.
-    pub fn load(file: &Path, plan: Digest, shape: MomentShape) -> Result<Option<State>, StateError> {
+    pub fn load(
+        file: &Path,
+        basis: Digest,
+        shape: MomentShape,
+        sequences: &[Digest],
+    ) -> Result<Option<State>, StateError> {
         let bytes = match fs::read(file) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(StateError::Read { file: file.to_owned(), source }),
         };
-        Reader::new(file, &bytes)?.state(plan, shape).map(Some)
+        Reader::new(file, &bytes)?.state(basis, shape, sequences).map(Some)
     }
 }
 
@@ -210,12 +209,12 @@ fn little_endian<T: bytemuck::NoUninit, const N: usize>(numbers: &[T], bytes: fn
     }
 }
 
-/// Digest of the tensors and the counts that belong to them.
+/// Digest of the tensors and of what they are of.
 fn seal(tensors: &[Tensor<'_>], state: &State) -> Digest {
-    let counts = [state.consumed as u64, state.moments.rows()];
-    let mut digest = DigestBuilder::new("fit-state").field("plan", state.plan.as_bytes());
-    for count in counts {
-        digest = digest.field("count", &count.to_le_bytes());
+    let rows = state.moments.rows().to_le_bytes();
+    let mut digest = DigestBuilder::new("fit-state").field("basis", state.basis.as_bytes()).field("rows", &rows);
+    for sequence in &state.log {
+        digest = digest.field("sequence", sequence.as_bytes());
     }
     for tensor in tensors {
         digest = digest.field("name", tensor.name.as_bytes()).field("bytes", &tensor.bytes);
@@ -249,19 +248,23 @@ impl<'a> Reader<'a> {
         Ok(Reader { file, tensors: SafeTensors::deserialize(bytes).map_err(no_tensors)?, header })
     }
 
-    fn state(&self, plan: Digest, shape: MomentShape) -> Result<State, StateError> {
-        let Header { consumed, rows, sha256, .. } = self.header;
-        if self.header.plan != plan {
-            let (file, found) = (self.file.to_owned(), self.header.plan);
-            return Err(StateError::Foreign { file, found, expected: plan });
+    fn state(&self, basis: Digest, shape: MomentShape, sequences: &[Digest]) -> Result<State, StateError> {
+        let Header { basis: found, log, rows, sha256, .. } = &self.header;
+        let foreign = |what| StateError::Foreign { file: self.file.to_owned(), what };
+        if *found != basis {
+            return Err(foreign("other models or settings".to_owned()));
+        }
+        if !sequences.starts_with(log) {
+            let same = log.iter().zip(sequences).take_while(|(found, wanted)| found == wanted).count();
+            return Err(foreign(format!("other texts (from calibration sequence {same} on)")));
         }
         if self.header.shape != shape {
             return Err(self.damaged("shape", format!("{:?}", self.header.shape), format!("{shape:?}")));
         }
-        let moments = Moments::from_parts(shape, rows, self.side("keys", shape)?, self.side("values", shape)?);
-        let state = State { plan, consumed, moments };
+        let moments = Moments::from_parts(shape, *rows, self.side("keys", shape)?, self.side("values", shape)?);
+        let state = State { basis, log: log.clone(), moments };
         let found = seal(&tensors(&state.moments), &state);
-        if found != sha256 {
+        if found != *sha256 {
             return Err(self.damaged("sha256", found, sha256));
         }
         Ok(state)
@@ -326,58 +329,76 @@ mod tests {
         let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| random.normal() as f32).collect() };
         let (x, y, v, u) = (normal(7 * 6), normal(7 * 8), normal(7 * 6), normal(7 * 8));
         state.moments.add(Rows { source: &x, target: &y }, Rows { source: &v, target: &u });
-        state.consumed += 1;
+        state.log.push(Digest::of(&seed.to_le_bytes()));
+    }
+
+    fn sequences(count: u64) -> Vec<Digest> {
+        (0..count).map(|seed| Digest::of(&seed.to_le_bytes())).collect()
     }
 
     /// Stopped after any sequence, kept, read and continued: byte for byte what an uninterrupted run keeps.
     #[test]
     fn resumed_equals_uninterrupted() {
         let folder = tempfile::tempdir().unwrap();
-        let plan = Digest::of(b"plan");
+        let basis = Digest::of(b"basis");
         let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
-        let mut state = State::new(plan, SHAPE);
+        let mut state = State::new(basis, SHAPE);
         (0..4).for_each(|seed| add(&mut state, seed));
         state.save(&whole).unwrap();
         for seed in 0..4 {
-            let mut state = State::load(&parts, plan, SHAPE).unwrap().unwrap_or(State::new(plan, SHAPE));
-            assert_eq!(state.consumed, seed as usize);
+            // Each run wants one sequence more than the one before.
+            let kept = State::load(&parts, basis, SHAPE, &sequences(seed + 1)).unwrap();
+            let mut state = kept.unwrap_or(State::new(basis, SHAPE));
+            assert_eq!(state.log.len(), seed as usize);
             add(&mut state, seed);
             state.save(&parts).unwrap();
         }
         assert_eq!(fs::read(&whole).unwrap(), fs::read(&parts).unwrap());
-        assert_eq!(State::load(&parts, plan, SHAPE).unwrap().unwrap(), state);
+        assert_eq!(State::load(&parts, basis, SHAPE, &sequences(4)).unwrap().unwrap(), state);
     }
 
     #[test]
     fn every_damaged_byte_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        let (plan, file) = (Digest::of(b"plan"), folder.path().join("state"));
-        let mut state = State::new(plan, SHAPE);
-        add(&mut state, 1);
+        let (basis, file) = (Digest::of(b"basis"), folder.path().join("state"));
+        let mut state = State::new(basis, SHAPE);
+        add(&mut state, 0);
+        let load = || State::load(&file, basis, SHAPE, &sequences(1));
         state.save(&file).unwrap();
         let good = fs::read(&file).unwrap();
         for at in (0..good.len()).step_by(7) {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
             fs::write(&file, bad).unwrap();
-            let read = State::load(&file, plan, SHAPE);
+            let read = load();
             assert!(read.is_err() || read.unwrap().unwrap() == state, "byte {at} was changed unnoticed");
         }
         for cut in [0, 7, good.len() / 2, good.len() - 1] {
             fs::write(&file, &good[..cut]).unwrap();
-            assert!(matches!(State::load(&file, plan, SHAPE), Err(StateError::Damaged { .. })), "cut at {cut}");
+            assert!(matches!(load(), Err(StateError::Damaged { .. })), "cut at {cut}");
         }
     }
 
     #[test]
     fn another_fits_state_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let (plan, file) = (Digest::of(b"plan"), folder.path().join("state"));
-        State::new(plan, SHAPE).save(&file).unwrap();
-        let other = State::load(&file, Digest::of(b"other"), SHAPE);
-        assert!(matches!(other, Err(StateError::Foreign { .. })));
+        let (basis, file) = (Digest::of(b"basis"), folder.path().join("state"));
+        let mut state = State::new(basis, SHAPE);
+        add(&mut state, 0);
+        add(&mut state, 1);
+        state.save(&file).unwrap();
+        let said = |basis: Digest, sequences: &[Digest]| {
+            let error = State::load(&file, basis, SHAPE, sequences).unwrap_err();
+            assert!(matches!(error, StateError::Foreign { .. }), "{error}");
+            error.to_string()
+        };
+        assert!(said(Digest::of(b"other"), &sequences(2)).contains("other models or settings"));
+        assert!(said(basis, &sequences(1)).contains("from calibration sequence 1 on"), "fewer than it holds");
+        let mut changed = sequences(3);
+        changed[0] = Digest::of(b"changed");
+        assert!(said(basis, &changed).contains("from calibration sequence 0 on"));
         let wider = MomentShape { target_width: 5, ..SHAPE };
-        assert!(matches!(State::load(&file, plan, wider), Err(StateError::Damaged { .. })));
-        assert_eq!(State::load(&folder.path().join("none"), plan, SHAPE).unwrap(), None);
+        assert!(matches!(State::load(&file, basis, wider, &sequences(2)), Err(StateError::Damaged { .. })));
+        assert_eq!(State::load(&folder.path().join("none"), basis, SHAPE, &[]).unwrap(), None);
     }
 }

@@ -27,7 +27,9 @@ pub enum AuditError {
     #[error(transparent)]
     Quality(#[from] QualityError),
     /// The session is not behind the prompt that is audited.
-    #[error("the audited session holds {found} tokens that are not the prompt's {expected}: rewind it to the prompt first")]
+    #[error(
+        "the audited session holds {found} tokens that are not the prompt's {expected}: rewind it to the prompt first"
+    )]
     OtherPrompt {
         /// Tokens of the session.
         found: usize,

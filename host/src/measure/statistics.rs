@@ -11,9 +11,9 @@ const RESAMPLES: usize = 2_000;
 /// Seed of every interval, so that a report can be made again.
 const SEED: u64 = 0x6b76_6d69_6721;
 
-/// A mean over `n` documents with its 95 % percentile-bootstrap interval.
+/// A mean over `n` documents with its 95 % percentile-bootstrap interval; in files `[mean, low, high, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "(f64, f64, f64, usize)", into = "(f64, f64, f64, usize)")]
 pub struct Interval {
     /// The mean.
     pub mean: f64,
@@ -25,11 +25,24 @@ pub struct Interval {
     pub n: usize,
 }
 
+impl From<(f64, f64, f64, usize)> for Interval {
+    fn from((mean, low, high, n): (f64, f64, f64, usize)) -> Interval {
+        Interval { mean, low, high, n }
+    }
+}
+
+impl From<Interval> for (f64, f64, f64, usize) {
+    fn from(Interval { mean, low, high, n }: Interval) -> (f64, f64, f64, usize) {
+        (mean, low, high, n)
+    }
+}
+
 impl Interval {
     /// Mean and interval of one figure per document; `None` without documents.
     pub fn of(values: &[f64]) -> Option<Interval> {
         let mean = mean(values)?;
-        let (low, high) = percentiles(values.len(), |draw| draw.iter().map(|&i| values[i]).sum::<f64>() / draw.len() as f64);
+        let (low, high) =
+            percentiles(values.len(), |draw| draw.iter().map(|&i| values[i]).sum::<f64>() / draw.len() as f64);
         Some(Interval { mean, low, high, n: values.len() })
     }
 
@@ -101,6 +114,8 @@ mod tests {
         let uncertain = [1.0, -1.0, 0.5, -0.7, 0.2];
         assert_eq!(Interval::of_ratio(&[1.0; 5], &uncertain), None);
         let ratio = Interval::of_ratio(&[1.0, 2.0, 3.0], &[2.0, 4.0, 6.0]).unwrap();
-        assert!((ratio.mean - 0.5).abs() < 1e-15 && (ratio.low - 0.5).abs() < 1e-15 && (ratio.high - 0.5).abs() < 1e-15);
+        assert!(
+            (ratio.mean - 0.5).abs() < 1e-15 && (ratio.low - 0.5).abs() < 1e-15 && (ratio.high - 0.5).abs() < 1e-15
+        );
     }
 }

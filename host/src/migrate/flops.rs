@@ -22,7 +22,8 @@ impl FlopCount {
     pub fn new(target: &ModelConfig, map_per_token: f64, tokens: usize, head: usize, tail: usize) -> FlopCount {
         let head = head.min(tokens);
         let tail_start = tokens.saturating_sub(tail).max(head);
-        let rows = |from: usize, to: usize| 2.0 * ((to - from) * target.macs_per_token()) as f64 + attention(target, from, to);
+        let rows =
+            |from: usize, to: usize| 2.0 * ((to - from) * target.macs_per_token()) as f64 + attention(target, from, to);
         let logits = 2.0 * target.vocab as f64 * target.hidden as f64;
         FlopCount {
             reprefill: rows(0, tokens) + logits,

@@ -285,7 +285,14 @@ fn finish(
         miss: None,
         tokens: Tokens { prompt: ask.tokens.len(), mapped, native_head: head, native_tail: tail, generated: 0 },
         ms,
-        flops: FlopCount::new(setup.target.config(), setup.mapper.flops_per_token(), ask.tokens.len(), pair.head(), pair.tail()).into(),
+        flops: FlopCount::new(
+            setup.target.config(),
+            setup.mapper.flops_per_token(),
+            ask.tokens.len(),
+            pair.head(),
+            pair.tail(),
+        )
+        .into(),
         device: setup.device.info(),
         text: String::new(),
     };

@@ -71,7 +71,13 @@ pub(super) fn identity(label: &str, identity: &Identity, loaded: &Loaded) -> Res
         let field = "identity.tail";
         return Err(disagree(label, MANIFEST, field, "0", "at least 1: the last prompt token is native", MEND));
     }
-    same(&manifest, "identity.target.tokenizer", target.tokenizer, source.tokenizer, "pair two models of one tokenizer")?;
+    same(
+        &manifest,
+        "identity.target.tokenizer",
+        target.tokenizer,
+        source.tokenizer,
+        "pair two models of one tokenizer",
+    )?;
     for (which, layout) in [("source", &source.layout), ("target", &target.layout)] {
         if let Some((field, found, expected)) = layout_fault(layout) {
             let field = format!("identity.{which}.layout.{field}");
@@ -107,7 +113,8 @@ fn ridge(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairEr
             return Err(disagree(label, MANIFEST, &field, format!("{layers:?}"), expected, MEND));
         }
         for side in ["k", "v"] {
-            let shapes = [("weight", vec![layers.len() * source.width(), target.width()]), ("bias", vec![target.width()])];
+            let shapes =
+                [("weight", vec![layers.len() * source.width(), target.width()]), ("bias", vec![target.width()])];
             for (part, expected) in shapes {
                 let name = format!("layers.{l}.{side}.{part}");
                 let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
@@ -125,7 +132,7 @@ fn layout_fault(layout: &CacheLayout) -> Option<(&'static str, String, String)> 
         return Some((field, "0".to_owned(), "at least 1".to_owned()));
     }
     let dims = layout.rope.dims;
-    if dims == 0 || dims % 2 != 0 || dims > layout.head_dim {
+    if dims == 0 || !dims.is_multiple_of(2) || dims > layout.head_dim {
         return Some(("rope.dims", dims.to_string(), format!("an even number from 2 to {}", layout.head_dim)));
     }
     let theta = layout.rope.theta;

@@ -52,7 +52,9 @@ pub enum PairError {
         source: safetensors::SafeTensorError,
     },
     /// A weight is NaN or infinite.
-    #[error("{file}: {tensor}: element {index} is not finite; fit the pair again, with --weights f32 if f16 overflowed")]
+    #[error(
+        "{file}: {tensor}: element {index} is not finite; fit the pair again, with --weights f32 if f16 overflowed"
+    )]
     NotFinite {
         /// The file.
         file: String,

@@ -75,7 +75,8 @@ impl Pair {
         let label = folder.display().to_string();
         let wants_evidence = check::parse(&label, &manifest)?.evidence.is_some();
         let evidence = if wants_evidence { Some(read(EVIDENCE)?) } else { None };
-        let files = PairFiles { manifest: &manifest, module: &module, weights: &weights, evidence: evidence.as_deref() };
+        let files =
+            PairFiles { manifest: &manifest, module: &module, weights: &weights, evidence: evidence.as_deref() };
         Pair::from_bytes(&label, files)
     }
 
