@@ -59,7 +59,19 @@ fn a_person_sees_the_answer_on_stdout_and_the_report_on_stderr() {
     let (answer, report) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{report}");
     assert!(!answer.trim().is_empty());
-    for label in ["models", "pair", "device", "prompt", "decision", "tokens", "source", "handoff", "re-prefill", "quality", "ticket"] {
+    for label in [
+        "models",
+        "pair",
+        "device",
+        "prompt",
+        "decision",
+        "tokens",
+        "source",
+        "handoff",
+        "re-prefill",
+        "quality",
+        "ticket",
+    ] {
         assert!(report.lines().any(|line| line.starts_with(label)), "no line `{label}` in\n{report}");
     }
 }
@@ -106,7 +118,10 @@ fn errors_name_what_is_wrong() {
         (&["run", "--policy", &policy], &["policy.toml", "flor"]),
         (&["run", "--policy", &range], &["range.toml", "alpha", "1.5"]),
         (&["run", "--device", "no-such-gpu"], &["no-such-gpu", "kvmig devices"]),
-        (&[pair[0], pair[1], pair[2], pair[3], pair[4], "--pair", &absent, "--source", &gguf, "--target", &gguf], &["absent"]),
+        (
+            &[pair[0], pair[1], pair[2], pair[3], pair[4], "--pair", &absent, "--source", &gguf, "--target", &gguf],
+            &["absent"],
+        ),
         (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &latin, "--out", &absent], &["latin.txt"]),
         (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &absent, "--out", &absent], &["absent"]),
         (&["pair", &absent], &["absent"]),

@@ -5,10 +5,10 @@ use kvmig_gemm::{MatMut, MatRef, Threads, matmul, rows_times_transposed};
 
 fn main() -> Result<(), kvmig_gemm::GemmError> {
     let mut args = std::env::args().skip(1).filter_map(|arg| arg.parse::<usize>().ok());
-    let (rows, inputs, outputs) =
-        (args.next().unwrap_or(36), args.next().unwrap_or(1536), args.next().unwrap_or(8960));
+    let (rows, inputs, outputs) = (args.next().unwrap_or(36), args.next().unwrap_or(1536), args.next().unwrap_or(8960));
     // Several matrices, so that weights come from memory as they do in a model.
-    let weights: Vec<Vec<f32>> = (0..16).map(|m| (0..inputs * outputs).map(|i| ((i + m) % 13) as f32).collect()).collect();
+    let weights: Vec<Vec<f32>> =
+        (0..16).map(|m| (0..inputs * outputs).map(|i| ((i + m) % 13) as f32).collect()).collect();
     let x: Vec<f32> = (0..rows * inputs).map(|i| (i % 7) as f32).collect();
     let mut out = vec![0.0; rows * outputs];
     let flops = (2 * rows * inputs * outputs * weights.len()) as f64;
@@ -32,7 +32,9 @@ fn main() -> Result<(), kvmig_gemm::GemmError> {
             let (best, median) = (times[0], times[times.len() / 2]);
             println!(
                 "{threads:?} {name:<7} median {:.1} GFLOP/s, best {:.1}; {:.1} GB/s of weights",
-                flops / median / 1e9, flops / best / 1e9, (4 * inputs * outputs * weights.len()) as f64 / best / 1e9
+                flops / median / 1e9,
+                flops / best / 1e9,
+                (4 * inputs * outputs * weights.len()) as f64 / best / 1e9
             );
         }
     }
