@@ -52,7 +52,8 @@ impl Member {
             ),
         };
         let tokenizer = include_bytes!("../assets/family/tokenizer.json");
-        ModelSource::Embedded { name: self.name(), config, weights, tokenizer, tokenizer_config: None }
+        let tokenizer_config: Option<&'static [u8]> = Some(include_bytes!("../assets/family/tokenizer_config.json"));
+        ModelSource::Embedded { name: self.name(), config, weights, tokenizer, tokenizer_config }
     }
 }
 

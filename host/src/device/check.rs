@@ -71,7 +71,10 @@ pub(crate) fn check<'r>(
         for binding in bindings(step) {
             let size = extent(index, job, recording, extents, binding)?;
             let end = binding.offset.checked_add(binding.size);
-            if binding.size == 0 || binding.offset % 4 != 0 || binding.size % 4 != 0 || end.is_none_or(|end| end > size)
+            if binding.size == 0
+                || !binding.offset.is_multiple_of(4)
+                || !binding.size.is_multiple_of(4)
+                || end.is_none_or(|end| end > size)
             {
                 return Err(DeviceError::Recording {
                     step: index,

@@ -87,6 +87,13 @@ impl ViewStrides {
     /// # Errors
     /// [`DeviceError::Job`] if `head` or the view does not fit 32 bits, the width of the kernels' indices.
     pub(crate) fn new(layout: &CacheLayout, head: usize, tokens: u32) -> Result<ViewStrides, DeviceError> {
+        if layout.kv_heads == 0 || layout.head_dim == 0 {
+            return Err(DeviceError::Job {
+                field: "a layer's view",
+                found: format!("{} heads of {} dimensions", layout.kv_heads, layout.head_dim),
+                expected: "at least one of each".into(),
+            });
+        }
         let elements = (layout.kv_heads - 1) * head + tokens as usize * layout.head_dim;
         let narrow = |n: usize| {
             u32::try_from(n).map_err(|_| DeviceError::Job {
@@ -168,7 +175,7 @@ impl<'a> Job<'a> {
                     "half-split: convert the cache when it is imported".into(),
                 );
             }
-            if layout.rope.dims % 2 != 0 || layout.rope.dims > layout.head_dim {
+            if !layout.rope.dims.is_multiple_of(2) || layout.rope.dims > layout.head_dim {
                 let expected = format!("an even number of the head's {} dimensions", layout.head_dim);
                 return wrong(rope, format!("over {} dimensions", layout.rope.dims), expected);
             }

@@ -162,3 +162,95 @@ impl Ends {
         self.slots().into_iter().map(|slot| (tokens[slot], slot as u32)).unzip()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        cache::Provenance,
+        engine::{LoadOptions, ModelSource},
+    };
+
+    fn load(member: &str) -> Model {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/family").join(member);
+        Model::load(&ModelSource::from(folder), LoadOptions::default()).unwrap()
+    }
+
+    fn prompt(model: &Model) -> Vec<u32> {
+        model.tokenizer().encode(&"The ship came in at dawn, and nobody had seen it leave. ".repeat(8)).unwrap()
+    }
+
+    /// The model's own cache of the first `mapped` tokens as the identity map would give it, its native ends spoilt.
+    fn identity(model: &Model, tokens: &[u32], mapped: usize, head: usize, tail: usize) -> MappedCache {
+        let KvCache { mut planes, tokens: all, positions, model: digest } =
+            model.prefill(tokens, PrefillOptions { room: 0, ..Default::default() }).unwrap().cache;
+        let (layout, total) = (planes.layout().clone(), tokens.len());
+        for layer in 0..layout.layers {
+            for kv_head in 0..layout.kv_heads {
+                for slot in (0..head).chain(total - tail..total) {
+                    let offset = planes.offset(kv_head, slot);
+                    let kv = planes.layer_mut(layer);
+                    kv.k.write(offset, &vec![9.0; layout.head_dim]);
+                    kv.v.write(offset, &vec![-9.0; layout.head_dim]);
+                }
+            }
+        }
+        let provenance = Provenance { model: digest, hops: Vec::new() };
+        MappedCache { planes, tokens: all[..mapped].to_vec(), positions: positions[..mapped].to_vec(), provenance }
+    }
+
+    #[test]
+    fn an_identity_map_with_native_ends_continues_as_the_model_itself() {
+        let model = load("large");
+        let tokens = prompt(&model);
+        let mut native = model.session(model.prefill(&tokens, PrefillOptions::default()).unwrap()).unwrap();
+        let greedy = native.greedy(24).unwrap();
+        for (head, tail) in [(0, 1), (4, 32), (4, 70)] {
+            // Whether the map left out the tail or not.
+            for mapped in [tokens.len() - tail, tokens.len()] {
+                let cache = identity(&model, &tokens, mapped, head, tail);
+                let mut session = model.resume_released(cache, &tokens, head, tail).unwrap();
+                assert_eq!(session.tokens(), tokens);
+                assert!(session.mapped_by().is_some());
+                assert_eq!(session.greedy(24).unwrap(), greedy, "head {head}, tail {tail}, mapped {mapped}");
+            }
+        }
+    }
+
+    #[test]
+    fn native_ends_repair_what_the_map_got_wrong_and_nothing_else() {
+        let model = load("large");
+        let tokens = prompt(&model);
+        let logits = |head, tail, spoilt_head, spoilt_tail| {
+            let cache = identity(&model, &tokens, tokens.len(), spoilt_head, spoilt_tail);
+            model.resume_released(cache, &tokens, head, tail).unwrap().logits().to_vec()
+        };
+        let right = logits(4, 8, 4, 8);
+        let spoilt = logits(4, 8, 5, 8);
+        assert!(right.iter().zip(&spoilt).any(|(a, b)| (a - b).abs() > 0.1), "slot 4 is not native");
+    }
+
+    #[test]
+    fn a_mapped_cache_of_something_else_is_refused() {
+        let model = load("medium");
+        let tokens = prompt(&model);
+        let cache = || identity(&model, &tokens, tokens.len() - 8, 4, 8);
+        let refused = |cache: MappedCache, model: &Model, tail: usize, word: &str| {
+            let error = model.resume_released(cache, &tokens, 4, tail).unwrap_err();
+            assert!(matches!(error, EngineError::CacheMismatch { .. }), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+        };
+        refused(cache(), &model, 7, "mapped tokens");
+        let mut other = cache();
+        other.tokens[5] ^= 1;
+        refused(other, &model, 8, "position 5");
+        let mut moved = cache();
+        moved.positions.iter_mut().skip(3).for_each(|p| *p += 1);
+        refused(moved, &model, 8, "slot 3");
+        // Of the same layout, but mapped for a sibling.
+        refused(cache(), &load("medium-code"), 8, "mapped for");
+        refused(cache(), &load("large"), 8, "layers");
+    }
+}

@@ -1,6 +1,6 @@
 //! The weights of a decoder and the names that the two file formats give them.
 
-use std::path::Path;
+use std::{collections::HashSet, path::Path};
 
 use rayon::prelude::*;
 
@@ -48,7 +48,12 @@ impl Weights {
         config: &ModelConfig,
         precision: Precision,
     ) -> Result<Weights, EngineError> {
-        let expected: std::collections::HashSet<String> = parts(config).map(|part| files.name(part)).collect();
+        // Before anything is sized by it: a damaged number of layers is found at once.
+        if config.layers > files.count() {
+            let first = Part::Layer(files.count(), LayerPart::AttentionNorm);
+            files.vector(first, config.hidden)?;
+        }
+        let expected: HashSet<String> = parts(config).map(|part| files.name(part)).collect();
         files.refuse_others(&expected, config)?;
         let table = |part| files.matrix(part, config.vocab, config.hidden, precision);
         let (tables, layers) = rayon::join(
@@ -109,12 +114,11 @@ pub(super) trait TensorFiles: Sync {
     /// A matrix `[outputs, inputs]`, checked likewise; query and key rows in half-split order.
     fn matrix(&self, part: Part, outputs: usize, inputs: usize, precision: Precision) -> Result<Matrix, EngineError>;
 
+    /// How many tensors there are.
+    fn count(&self) -> usize;
+
     /// Refuses tensors that are not `expected`: they would have changed what the model computes.
-    fn refuse_others(
-        &self,
-        expected: &std::collections::HashSet<String>,
-        config: &ModelConfig,
-    ) -> Result<(), EngineError>;
+    fn refuse_others(&self, expected: &HashSet<String>, config: &ModelConfig) -> Result<(), EngineError>;
 }
 
 /// A tensor's part in a decoder.

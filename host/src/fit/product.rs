@@ -46,7 +46,3 @@ pub(super) fn multiply<T: Element>(
     };
     product().expect("the fit's own shapes match");
 }
-
-fn matrix<T: Element>(view: View<'_, T>) -> Result<MatRef<'_, T>, GemmError> {
-    MatRef::new(view.data, view.rows, view.cols, view.row_stride, view.col_stride)
-}

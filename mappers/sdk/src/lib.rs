@@ -4,7 +4,7 @@
 //! `wasm32-unknown-unknown`, and turn the core module into a component (`mappers/build` shows how). The contract itself,
 //! with shapes and units, is `mappers/wit/mapper.wit`; `mappers/ridge` is a whole module in about a hundred lines.
 #![no_std]
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 extern crate alloc;
 
@@ -14,7 +14,7 @@ mod bind;
 mod params;
 mod settings;
 
-#[expect(missing_docs, unsafe_code, reason = "generated from mapper.wit, which is where the documentation is")]
+#[expect(missing_docs, reason = "generated from mapper.wit, which is where the documentation is")]
 pub mod bindings {
     wit_bindgen::generate!({
         path: "../wit",

@@ -212,3 +212,21 @@ fn an_own_shader_gets_no_view_with_gaps() {
     let SandboxError::Fault { fault, .. } = &error else { panic!("{error}") };
     assert!(matches!(**fault, Fault::Foreign { step: 0, index: 0, element: 128, .. }), "{error}");
 }
+
+/// What a plan doesn't promise, the host bounds by itself.
+#[test]
+fn a_good_recording_meets_tight_budgets_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let compiled = folder.path().join("modules");
+    let defaults = SandboxLimits::default;
+    for (limits, expected) in [
+        (SandboxLimits { invocations: 1000, ..defaults() }, "invocations"),
+        (SandboxLimits { runs: 4, ..defaults() }, "pieces of strided ranges"),
+        (SandboxLimits { params_bytes: 100, ..defaults() }, "bytes of parameters"),
+    ] {
+        let module = Sandbox::new(limits, Some(&compiled)).unwrap().load(HOSTILE).unwrap();
+        let error = case("good").record(&module, 16).unwrap_err();
+        let SandboxError::Fault { fault, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**fault, Fault::Budget { what, .. } if what == expected), "{error}");
+    }
+}

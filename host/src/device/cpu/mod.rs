@@ -13,6 +13,9 @@ pub(super) fn execute(mut job: Job<'_>) -> Result<Report, DeviceError> {
     let mut report = Report::default();
     let begin = Instant::now();
     let chunks = job.chunks()?;
+    if chunks.is_empty() {
+        return Ok(report);
+    }
     let mut views = Views::new(&job);
     let mut plans = Vec::with_capacity(2);
     for rest in [false, true] {

@@ -209,6 +209,10 @@ impl TensorFiles for Tensors<'_> {
         Ok(Matrix { outputs, inputs, numbers })
     }
 
+    fn count(&self) -> usize {
+        self.gguf.tensors.len()
+    }
+
     fn refuse_others(&self, expected: &HashSet<String>, config: &ModelConfig) -> Result<(), EngineError> {
         let others = self.gguf.tensors.keys().find(|name| !expected.contains(*name) && *name != "rope_freqs.weight");
         match others {
@@ -219,5 +223,61 @@ impl TensorFiles for Tensors<'_> {
                 Err(self.gguf.unsupported(&format!("tensor `{name}`"), found, "only the tensors of this architecture"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Every element type, with random bits in every field of a block, against the `gguf` package's own dequantisation.
+    #[test]
+    fn every_element_type_is_read_as_the_reference_reads_it() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf");
+        let file = folder.join("elements.gguf");
+        let bytes = fs::read(&file).unwrap();
+        let gguf = Gguf::parse(&file, &bytes).unwrap();
+        let tensors = Tensors::new(&gguf, &bytes, None);
+        let expected = fs::read(folder.join("elements.safetensors")).unwrap();
+        let expected = safetensors::SafeTensors::deserialize(&expected).unwrap();
+        assert_eq!(gguf.tensors.len(), 11);
+        for (name, tensor) in &gguf.tensors {
+            let (kind, bytes) = tensors.locate(name, tensor).unwrap();
+            tensors.check_scales(name, kind, bytes).unwrap();
+            let found = tensors.dequantise(name, kind, &tensor.shape, bytes).unwrap();
+            let expected = expected.tensor(name).unwrap();
+            assert_eq!(expected.shape(), tensor.shape);
+            for (found, bytes) in found.iter().zip(expected.data().as_chunks().0) {
+                let expected = f32::from_le_bytes(*bytes);
+                // One product and one sum in f32, which may be fused or not.
+                assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1e-3), "{name}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_in_adjacent_order_come_out_half_split() {
+        let file = Path::new("x.gguf");
+        let gguf = Gguf { file: file.into(), metadata: Default::default(), tensors: Default::default(), data: 0 };
+        let mut tensors = Tensors::new(&gguf, &[], None);
+        tensors.permuted = Some(4);
+        // Two heads of four rows of two bytes; the rows' names say where they belong: head, pair, half.
+        let rows = [b"a0", b"a2", b"a1", b"a3", b"b0", b"b2", b"b1", b"b3"].concat();
+        let key = Part::Layer(0, LayerPart::K);
+        assert_eq!(&*tensors.half_split(key, 8, &rows), b"a0a1a2a3b0b1b2b3");
+        assert_eq!(&*tensors.half_split(Part::Layer(0, LayerPart::V), 8, &rows), &rows[..]);
+    }
+
+    #[test]
+    fn a_block_with_an_infinite_scale_is_found() {
+        let file = Path::new("x.gguf");
+        let gguf = Gguf { file: file.into(), metadata: Default::default(), tensors: Default::default(), data: 0 };
+        let mut bytes = vec![0u8; 2 * GgmlDType::Q6K.type_size()];
+        let end = bytes.len();
+        bytes[end - 2..].copy_from_slice(&f16::INFINITY.to_le_bytes());
+        let error = Tensors::new(&gguf, &[], None).check_scales("w", GgmlDType::Q6K, &bytes).unwrap_err();
+        assert!(matches!(error, EngineError::NotFinite { index: 256, .. }), "{error}");
     }
 }

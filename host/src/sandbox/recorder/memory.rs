@@ -75,10 +75,7 @@ impl Memory {
     pub(super) fn read(&mut self, step: u32, range: &Range, footprint: Footprint) -> Result<(), Fault> {
         let readable = match range.buffer.id {
             BufferId::Source { .. } => &self.source,
-            BufferId::Scratch(_) | BufferId::Target { .. } => {
-                self.written.entry(range.buffer.id).or_default();
-                &self.written[&range.buffer.id]
-            }
+            BufferId::Scratch(_) | BufferId::Target { .. } => &*self.written.entry(range.buffer.id).or_default(),
             // The host fills these, all of them.
             BufferId::SourceRope | BufferId::TargetRope | BufferId::Weights(_) | BufferId::Params(_) => return Ok(()),
         };
@@ -95,10 +92,10 @@ impl Memory {
         let pieces = pieces(footprint, range.offset / 4);
         self.runs = spend(self.runs, &pieces, self.most_runs)?;
         let id = range.buffer.id;
-        if let BufferId::Target { .. } = id {
-            if let Some(element) = pieces.runs().find_map(|run| self.target.first_gap(run)) {
-                return Err(Fault::Foreign { step, index: range.index, buffer: id, element });
-            }
+        if matches!(id, BufferId::Target { .. })
+            && let Some(element) = pieces.runs().find_map(|run| self.target.first_gap(run))
+        {
+            return Err(Fault::Foreign { step, index: range.index, buffer: id, element });
         }
         let written = self.written.entry(id).or_default();
         pieces.runs().for_each(|run| written.insert(run));

@@ -243,5 +243,5 @@ fn budget(what: &'static str, used: u64, more: u64, most: u64, whose: &'static s
 }
 
 fn whole_words(what: &'static str, bytes: u64) -> Result<(), Fault> {
-    if bytes == 0 || bytes % 4 != 0 { Err(Fault::BufferLength { what, bytes }) } else { Ok(()) }
+    if bytes == 0 || !bytes.is_multiple_of(4) { Err(Fault::BufferLength { what, bytes }) } else { Ok(()) }
 }

@@ -1,255 +1,23 @@
-//! The conformance cases: small mappings whose answers are computed in f64, run on any device.
-//!
-//! A case goes the whole way of a job: weights loaded, source staged or used in place, recordings replayed in chunks with
-//! a remainder, outputs poisoned, scanned and installed. Its recordings are those of a ridge mapper, made by the host.
+//! A case's data, its recordings, and what should come of them.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use half::f16;
 use kvmig_gate::{Loaded, Loader, WeightElem};
 use kvmig_shaders::{
     Kernel, WeightFormat,
     params::{AffineParams, GatherParams},
-    tolerance::{Comparison, Expected, Tolerance},
+    tolerance::{Expected, Tolerance},
 };
-use serde::Serialize;
 
-use super::{Device, DeviceError, Job, Pacing, Report, ResidentWeights, ViewStrides, reference};
+use super::{
+    super::{Device, DeviceError, Job, Pacing, Report, ResidentWeights, ViewStrides, reference},
+    cases::{Case, Panel, Weights},
+};
 use crate::{
-    cache::{CacheLayout, Elem, KvPlanes, Pairing, Rope, RopeScaling},
+    cache::{Elem, KvPlanes},
     sandbox::recording::{Binding, BufferId, Recording, Step},
 };
-
-/// One side of a case: `[layers, heads, T, d]`, the first `rope_dims` of d rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
-    /// Layers.
-    pub layers: usize,
-    /// KV heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Rotated dimensions.
-    pub rope_dims: usize,
-}
-
-impl Side {
-    /// A side.
-    pub const fn new(layers: usize, heads: usize, d: usize, rope_dims: usize) -> Side {
-        Side { layers, heads, d, rope_dims }
-    }
-
-    fn width(self) -> usize {
-        self.heads * self.d
-    }
-
-    fn layout(self, theta: f64, elem: Elem) -> CacheLayout {
-        let rope = Rope { theta, dims: self.rope_dims, pairing: Pairing::HalfSplit, scaling: RopeScaling::None };
-        CacheLayout { layers: self.layers, kv_heads: self.heads, head_dim: self.d, rope, elem }
-    }
-}
-
-/// What the weights are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weights {
-    /// Random, of the size a fit gives.
-    Random,
-    /// The identity without bias: what was gathered comes out.
-    Identity,
-}
-
-/// A case.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
-    /// Its name.
-    pub name: &'static str,
-    source: Side,
-    target: Side,
-    k: usize,
-    weights: Weights,
-    /// First slot that is mapped.
-    first: usize,
-    tokens: usize,
-    chunk: usize,
-    cache: Elem,
-}
-
-impl Case {
-    /// A ridge mapping with `k` of the source's layers for each target layer, of f32 caches, `chunk` tokens at a time.
-    pub const fn ridge(name: &'static str, source: Side, target: Side, k: usize, tokens: usize, chunk: usize) -> Case {
-        let (weights, cache) = (Weights::Random, Elem::F32);
-        Case { name, source, target, k, weights, first: 0, tokens, chunk, cache }
-    }
-}
-
-const SMALL: Side = Side::new(4, 2, 64, 64);
-const PLAIN: Case = Case::ridge("affine_k3", SMALL, Side::new(2, 2, 32, 32), 3, 33, 33);
-
-/// Every case: the shapes at which kernels go wrong (nothing a multiple of a tile, single tokens, partial rotation, heads
-/// of different width), chunks with a remainder, slots that do not begin at 0, f16 caches.
-pub const CASES: &[Case] = &[
-    Case { name: "gather_whole", target: Side::new(4, 2, 64, 0), k: 1, weights: Weights::Identity, ..PLAIN },
-    Case {
-        name: "gather_partial",
-        source: Side::new(3, 2, 80, 40),
-        target: Side::new(3, 2, 80, 0),
-        k: 1,
-        weights: Weights::Identity,
-        tokens: 7,
-        chunk: 7,
-        ..PLAIN
-    },
-    Case { name: "affine_k1", k: 1, ..PLAIN },
-    PLAIN,
-    Case { name: "affine_k8", source: Side::new(9, 2, 64, 64), target: Side::new(1, 2, 128, 128), k: 8, ..PLAIN },
-    Case { name: "tokens_1", tokens: 1, chunk: 1, ..PLAIN },
-    Case { name: "tokens_7", tokens: 7, chunk: 7, ..PLAIN },
-    Case { name: "tokens_257", tokens: 257, chunk: 257, source: Side::new(3, 1, 32, 32), k: 2, ..PLAIN },
-    Case { name: "width_32", source: Side::new(3, 3, 32, 32), target: Side::new(2, 1, 32, 32), ..PLAIN },
-    Case { name: "width_128", source: Side::new(2, 1, 128, 128), target: Side::new(1, 2, 128, 128), k: 2, ..PLAIN },
-    Case { name: "width_80_rope_40", source: Side::new(4, 2, 80, 40), target: Side::new(2, 2, 80, 40), ..PLAIN },
-    Case { name: "width_odd", source: Side::new(3, 3, 10, 6), target: Side::new(2, 3, 21, 14), ..PLAIN },
-    Case { name: "chunks_and_remainder", tokens: 150, chunk: 40, source: Side::new(3, 1, 32, 32), k: 2, ..PLAIN },
-    Case { name: "slots_from_5", first: 5, chunk: 20, ..PLAIN },
-    Case { name: "cache_f16", cache: Elem::F16, chunk: 20, ..PLAIN },
-];
-
-/// The case that an adapter has to pass before it is used.
-pub(super) const SELF_TEST: Case = Case {
-    name: "self-test",
-    source: Side::new(4, 3, 40, 20),
-    target: Side::new(2, 2, 80, 40),
-    k: 3,
-    weights: Weights::Random,
-    first: 3,
-    tokens: 45,
-    chunk: 33,
-    cache: Elem::F32,
-};
-
-/// How a case came out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
-    /// Every element of the target against its bound.
-    pub comparison: Comparison,
-}
-
-impl Outcome {
-    /// Whether every error is explained by rounding.
-    pub fn passes(&self) -> bool {
-        self.comparison.passes()
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let c = &self.comparison;
-        write!(
-            f,
-            "{} elements, error at most {:.3e}, {:.3e} on average; worst at element {}: {:.2} times its bound of {:.3e}",
-            c.count, c.max_error, c.mean_error, c.worst_index, c.worst_ratio, c.worst_bound
-        )
-    }
-}
-
-/// One line of `kvmig conform --json`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CaseReport {
-    /// The case, with the type of the weights: `affine_k3_f16`.
-    pub case: String,
-    /// Whose recordings ran: the host's own, in a ridge mapper's form.
-    pub mapper: &'static str,
-    /// The device as `--device` names it.
-    pub backend: String,
-    /// Outcome.
-    pub status: Status,
-    /// Largest error; absent where the case ended in an error.
-    pub error: Option<f64>,
-    /// The bound of the element that is worst against its bound.
-    pub bound: Option<f64>,
-    /// The error, or the reason of a known failure.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
-/// Outcome of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// Every error is explained by rounding.
-    Pass,
-    /// Some is not, or the device failed.
-    Fail,
-    /// Fails for a reason that is known; see [`KNOWN`].
-    Known,
-}
-
-/// A failure that is known: it must fail, and says so when it no longer does.
-#[derive(Clone, Copy, Debug)]
-pub struct Known {
-    /// Case, or a prefix of several.
-    pub case: &'static str,
-    /// Backend, as [`super::DeviceInfo`] names it.
-    pub backend: &'static str,
-    /// A part of the driver's name and version.
-    pub driver: &'static str,
-    /// Why.
-    pub reason: &'static str,
-}
-
-/// Known failures of drivers.
-pub const KNOWN: &[Known] = &[];
-
-/// The known failure that a case on a device falls under.
-pub fn known(case: &Case, device: &Device) -> Option<&'static Known> {
-    let info = device.info();
-    KNOWN.iter().find(|known| {
-        case.name.starts_with(known.case) && known.backend == info.backend && info.driver.contains(known.driver)
-    })
-}
-
-/// Runs every case with both weight types on every device given, named as `--device` names it.
-pub fn conform<'d>(devices: impl IntoIterator<Item = (String, &'d Device)>) -> Vec<CaseReport> {
-    let mut reports = Vec::new();
-    for (backend, device) in devices {
-        for case in CASES {
-            for (elem, suffix) in [(WeightElem::F32, "f32"), (WeightElem::F16, "f16")] {
-                let outcome = run(case, elem, device, Pacing::default());
-                let passes = outcome.as_ref().is_ok_and(Outcome::passes);
-                let known = known(case, device);
-                let (status, message) = match (passes, known) {
-                    (true, None) => (Status::Pass, None),
-                    (false, Some(known)) => (Status::Known, Some(known.reason.to_owned())),
-                    (true, Some(known)) => {
-                        (Status::Fail, Some(format!("passes, but is listed as a known failure: {}", known.reason)))
-                    }
-                    (false, None) => (Status::Fail, outcome.as_ref().err().map(ToString::to_string)),
-                };
-                let comparison = outcome.ok().map(|outcome| outcome.comparison);
-                reports.push(CaseReport {
-                    case: format!("{}_{suffix}", case.name),
-                    mapper: "host",
-                    backend: backend.clone(),
-                    status,
-                    error: comparison.map(|c| c.max_error),
-                    bound: comparison.map(|c| c.worst_bound),
-                    message,
-                });
-            }
-        }
-    }
-    reports
-}
-
-/// Runs one case.
-///
-/// # Errors
-/// What [`Device::execute`] fails with.
-pub fn run(case: &Case, weights: WeightElem, device: &Device, pacing: Pacing) -> Result<Outcome, DeviceError> {
-    let fixture = Fixture::new(case, weights);
-    let target = fixture.map(device, pacing)?;
-    Ok(Outcome { comparison: Comparison::new(fixture.found(&target).zip(fixture.expected(device))) })
-}
 
 /// A case's data: everything about it is derived from its name's shapes, so that two runs see the same numbers.
 #[derive(Debug)]
@@ -429,9 +197,18 @@ impl Fixture {
     fn record(&self, tokens: usize, source: ViewStrides, target: ViewStrides, align: u64) -> Recording {
         let Case { source: from, target: to, .. } = self.case;
         let table = |dims: usize| (4 * tokens * dims).max(8) as u64;
-        let block = (4 * tokens * from.width()) as u64;
-        let apart = block.next_multiple_of(align.max(4));
-        let panel = apart * from.layers as u64;
+        let row = 4 * from.width() as u64;
+        // Bytes from one layer's block to the next, of one row, and of the whole.
+        let (apart, panel_row, panel) = match self.case.panel {
+            Panel::ByLayer => {
+                let apart = (row * tokens as u64).next_multiple_of(align.max(4));
+                (apart, row, apart * from.layers as u64)
+            }
+            Panel::ByToken => {
+                let apart = row.next_multiple_of(align.max(4));
+                (apart, apart * from.layers as u64, apart * (from.layers * tokens) as u64)
+            }
+        };
         let whole = |index: u32, buffer: BufferId, size: u64| Binding { index, buffer, offset: 0, size };
         let mut steps = Vec::new();
         for value in [false, true] {
@@ -444,16 +221,18 @@ impl Fixture {
                     rope_dims: if value { 0 } else { from.rope_dims as u32 },
                     head_stride: source.head,
                     row_stride: source.row,
-                    panel_row_stride: from.width() as u32,
+                    panel_row_stride: (panel_row / 4) as u32,
                     first_row: 0,
                 };
+                let offset = apart * layer as u64;
+                let size = panel_row * (tokens as u64 - 1) + row;
                 steps.push(Step::Kernel {
                     kernel: Kernel::Gather,
                     params: bytemuck::bytes_of(&params).to_vec(),
                     bindings: vec![
                         whole(0, BufferId::Source { layer: layer as u32, value }, source.bytes),
                         whole(1, BufferId::SourceRope, table(from.rope_dims)),
-                        Binding { index: 2, buffer: scratch, offset: apart * layer as u64, size: block },
+                        Binding { index: 2, buffer: scratch, offset, size },
                     ],
                 });
             }
@@ -464,7 +243,7 @@ impl Fixture {
                 tokens: tokens as u32,
                 blocks: layers.len() as u32,
                 block_width: from.width() as u32,
-                panel_row_stride: from.width() as u32,
+                panel_row_stride: (panel_row / 4) as u32,
                 kv_heads: to.heads as u32,
                 head_dim: to.d as u32,
                 rope_dims: if value { 0 } else { to.rope_dims as u32 },
@@ -501,7 +280,7 @@ impl Fixture {
     }
 
     /// The mapped slots of every target plane, `[plane, head, token, d]`.
-    fn found<'t>(&'t self, target: &'t KvPlanes) -> impl Iterator<Item = f32> + 't {
+    pub(super) fn found<'t>(&'t self, target: &'t KvPlanes) -> impl Iterator<Item = f32> + 't {
         let rows = self.case.tokens * self.case.target.d;
         (0..2 * self.case.target.layers).flat_map(move |plane| {
             let layer = target.layer(plane / 2);
@@ -515,7 +294,7 @@ impl Fixture {
     }
 
     /// What they should be, in the same order.
-    fn expected(&self, device: &Device) -> Vec<Expected> {
+    pub(super) fn expected(&self, device: &Device) -> Vec<Expected> {
         let tolerance = match (device, self.weights) {
             (Device::Cpu(_), _) => Tolerance::CPU,
             (Device::Gpu(_), WeightElem::F32) => Tolerance::wgsl(WeightFormat::F32),

@@ -1,0 +1,189 @@
+//! `fit` on the bundled family, from text to a pair folder: with the real module, the real gate, and the CPU device.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use kvmig::{
+    device::{Device, DeviceChoice},
+    engine::{LoadOptions, Model, ModelSource},
+    fit::{self, CorpusFile, FitError, FitOptions, Progress, Stage},
+    pair::{Pair, WEIGHTS},
+    sandbox::bundled::RIDGE,
+};
+use kvmig_gate::{Gate, Policy, TicketFilter};
+
+/// Models, gate and text of one test.
+struct Setup {
+    source: Model,
+    target: Model,
+    gate: Gate,
+    device: Device,
+    folder: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let family = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/assets/family");
+        let load = |member| Model::load(&ModelSource::from(family.join(member)), LoadOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        // The first passage of each of 26 books, shortened: 2 to choose k on, 6 to measure on, 18 to calibrate on.
+        let text = fs::read_to_string(family.join("texts/prose.calib.txt")).unwrap();
+        let passages = text.split("\n<|end|>\n").take(26);
+        let short: Vec<String> = passages.map(|p| p.trim_start().chars().take(900).collect()).collect();
+        fs::write(folder.path().join("prose.txt"), short.join("\n<|end|>\n")).unwrap();
+        let gate = Gate::open(Policy::default(), &folder.path().join("ledger.sqlite")).unwrap();
+        let device = Device::open(&"cpu".parse::<DeviceChoice>().unwrap()).unwrap();
+        Setup { source: load("medium"), target: load("large"), gate, device, folder }
+    }
+
+    fn options(&self, out: &str) -> FitOptions {
+        let corpus = CorpusFile { name: "prose".into(), path: self.folder.path().join("prose.txt") };
+        let mut options = FitOptions::new("medium-to-large", self.out(out), vec![corpus], RIDGE.to_vec());
+        (options.context, options.tokens, options.tail, options.evidence, options.selection) = (96, 3_000, 8, 6, 2);
+        options
+    }
+
+    fn out(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn fit(
+        &self,
+        options: &FitOptions,
+        mut watch: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Pair, FitError> {
+        fit::fit(options, &self.source, &self.target, &self.gate, &self.device, &mut watch)
+    }
+}
+
+/// A watch that stops the second time it sees `stage` half done.
+fn stop_in(stage: Stage) -> impl FnMut(Progress) -> ControlFlow<()> {
+    move |progress| {
+        let there = progress.stage == stage && progress.done * 2 >= progress.total && progress.done < progress.total;
+        if there { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+#[test]
+fn a_fitted_pair_is_read_measured_and_better_than_its_controls() {
+    let setup = Setup::new();
+    let out = setup.out("pair");
+    setup.fit(&setup.options("pair"), |_| ControlFlow::Continue(())).unwrap();
+    let pair = Pair::open(&out).unwrap();
+    assert_eq!(pair.mismatch(&setup.source, &setup.target), None);
+    assert!(pair.mismatch(&setup.target, &setup.source).is_some(), "a pair has a direction");
+    let manifest = pair.manifest();
+    let corpus = &manifest.fit.corpora[0];
+    assert_eq!((corpus.selection.len(), corpus.evidence.len()), (2, 6));
+    assert_eq!(manifest.fit.sweep.iter().map(|point| point.k).collect::<Vec<_>>(), [1, 2, 4, 6]);
+    let evidence = pair.evidence().unwrap();
+    assert_eq!((evidence.documents.len(), evidence.backend.as_str()), (6, "cpu"));
+    let domain = &manifest.evidence.as_ref().unwrap().domains[0];
+    let kl = |arm: &kvmig::measure::summary::ArmSummary| arm.kl_nats.mean;
+    assert!(kl(&domain.mapped) < kl(&domain.ends_only), "{domain:?}");
+    assert!(kl(&domain.ends_only) < kl(&domain.no_prefix), "{domain:?}");
+    assert!(kl(&domain.mapped) < 0.5 * kl(&domain.source), "{domain:?}");
+    // Every held-out document went through the gate's trial route, and none of its tickets is left open.
+    let tickets = setup.gate.tickets(&TicketFilter::default()).unwrap();
+    assert_eq!(tickets.len(), 6, "{tickets:?}");
+    let leftover: Vec<_> = fs::read_dir(setup.folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("pair.") || name.starts_with('.'))
+        .collect();
+    assert!(leftover.is_empty(), "left behind: {leftover:?}");
+}
+
+#[test]
+fn interrupted_and_run_again_it_makes_the_same_pair() {
+    let setup = Setup::new();
+    let mut whole = setup.options("whole");
+    whole.k = Some(2);
+    let mut parts = setup.options("parts");
+    parts.k = Some(2);
+    let uninterrupted = setup.fit(&whole, |_| ControlFlow::Continue(())).unwrap();
+
+    let stopped = setup.fit(&parts, stop_in(Stage::Capture)).unwrap_err();
+    assert!(matches!(&stopped, FitError::Interrupted { file, .. } if file.exists()), "{stopped}");
+    assert!(!setup.out("parts").exists(), "nothing half-written");
+    let mut first = None;
+    let stopped = setup.fit(&parts, |progress| {
+        if progress.stage == Stage::Capture {
+            first.get_or_insert(progress.done);
+        }
+        stop_in(Stage::Evidence)(progress)
+    });
+    assert!(first.unwrap() > 0, "the captured sequences are captured again");
+    assert!(matches!(stopped, Err(FitError::Interrupted { stage: "evidence", .. })), "{stopped:?}");
+    let mut measured = 0;
+    setup
+        .fit(&parts, |progress| {
+            measured += usize::from(progress.stage == Stage::Evidence && progress.done < progress.total);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(measured, 3, "half of the six documents are measured again");
+
+    let bytes = |out: &str| fs::read(setup.out(out).join(WEIGHTS)).unwrap();
+    assert_eq!(bytes("whole"), bytes("parts"));
+    let resumed = Pair::open(&setup.out("parts")).unwrap();
+    assert_eq!(resumed.loaded().artifact(), uninterrupted.loaded().artifact());
+    let qualities = |pair: &Pair| pair.evidence().unwrap().documents.iter().map(|d| d.mapped).collect::<Vec<_>>();
+    assert_eq!(qualities(&resumed), qualities(&uninterrupted));
+}
+
+#[test]
+fn a_changed_text_does_not_mix_with_what_was_captured() {
+    let setup = Setup::new();
+    let options = setup.options("pair");
+    setup.fit(&options, stop_in(Stage::Capture)).unwrap_err();
+    let text = setup.folder.path().join("prose.txt");
+    let changed = fs::read_to_string(&text).unwrap().replace("the", "thy");
+    fs::write(&text, changed).unwrap();
+    let error = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    for part in ["pair.state", "other models, texts or settings", "remove the file"] {
+        assert!(error.contains(part), "`{error}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn what_can_be_told_beforehand_is_told_beforehand() {
+    let setup = Setup::new();
+    let never = |_: Progress| -> ControlFlow<()> { panic!("a model ran") };
+    let refused = |options: &FitOptions, wanted: &[&str]| {
+        let error = setup.fit(options, never).unwrap_err().to_string();
+        for part in wanted {
+            assert!(error.contains(part), "`{error}` does not say `{part}`");
+        }
+    };
+    let mut options = setup.options("pair");
+    options.context = 20;
+    refused(&options, &["context", "found 20", "expected at least"]);
+    let mut options = setup.options("pair");
+    options.lambda.value = f64::NAN;
+    refused(&options, &["lambda", "NaN"]);
+    let mut options = setup.options("pair");
+    options.corpora[0].path = setup.out("absent.txt");
+    refused(&options, &["absent.txt", "can't be read"]);
+    let mut options = setup.options("pair");
+    options.held_out = options.corpora.clone();
+    refused(&options, &["prose.txt", "have to differ"]);
+    let mut options = setup.options("pair");
+    options.context = 4_000;
+    options.tokens = 8_000;
+    refused(&options, &["prose.txt", "4000 tokens", "smaller --context"]);
+    fs::create_dir(setup.out("there")).unwrap();
+    refused(&setup.options("there"), &["there", "exists already"]);
+}
+
+#[test]
+fn too_few_rows_for_the_features_are_refused() {
+    let setup = Setup::new();
+    let mut options = setup.options("pair");
+    (options.tokens, options.k) = (400, Some(6));
+    let error = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, FitError::TooFewRows { k: 6, features: 768, .. }), "{error}");
+}
