@@ -45,6 +45,19 @@ pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()
             domain.handoff_ms.mean, domain.reprefill_ms.mean
         )?;
     }
+    for text in &evidence.own_text {
+        let arms = [
+            ("mapped", &text.mapped),
+            ("ends only", &text.ends_only),
+            ("no prefix", &text.no_prefix),
+            ("source", &text.source),
+        ];
+        writeln!(out, "{} on the documents' own next tokens: {} documents", text.domain, text.n)?;
+        for (name, arm) in arms {
+            let (kl, nll) = (interval(&arm.kl_nats, 3), interval(&arm.nll_gap_nats, 3));
+            writeln!(out, "  {name:<14} {kl:<23} {:<21} {nll:<23}", interval(&arm.agreement, 2))?;
+        }
+    }
     Ok(())
 }
 

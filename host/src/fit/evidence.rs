@@ -13,7 +13,10 @@ use crate::{
     cache::KvCache,
     device::Device,
     engine::{Model, PrefillOptions, Session},
-    measure::audit::{CONTINUATION, Native},
+    measure::{
+        audit::{CONTINUATION, Native},
+        summary::TextArms,
+    },
     migrate::{self, Mapper, Stages},
     pair::Pair,
 };
@@ -34,45 +37,58 @@ impl<'a> Bench<'a> {
         options: &FitOptions,
         prompts: &[Prompt],
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Evidence, FitError> {
+    ) -> Result<(Evidence, Vec<(String, TextArms)>), FitError> {
         let mapper = Mapper::load(self.pair, self.device)?;
         let backend = self.device.info().backend;
         let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone() };
         let path = options.evidence_log();
         let mut log = Log::open(&path, &subject)?;
-        let (mut documents, total) = (Vec::with_capacity(prompts.len()), prompts.len());
+        let (mut entries, total) = (Vec::with_capacity(prompts.len()), prompts.len());
         for prompt in prompts {
-            let tokens = digest(&prompt.tokens);
-            if let Some(outcome) = log.find(&prompt.id, tokens) {
-                documents.push(outcome.clone());
+            let tokens = digest(&[prompt.tokens.as_slice(), &prompt.text].concat());
+            if let Some(entry) = log.find(&prompt.id, tokens) {
+                entries.push(entry.clone());
                 continue;
             }
-            if watch(Progress { stage: Stage::Evidence, done: documents.len(), total }).is_break() {
+            if watch(Progress { stage: Stage::Evidence, done: entries.len(), total }).is_break() {
                 return Err(FitError::Interrupted { stage: Stage::Evidence.name(), file: path });
             }
-            let outcome = self.outcome(&mapper, &backend, prompt)?;
-            log.push(Entry { tokens, outcome: outcome.clone() })?;
-            documents.push(outcome);
+            let (outcome, text) = self.outcome(&mapper, &backend, prompt)?;
+            let entry = Entry { tokens, outcome, text };
+            log.push(entry.clone())?;
+            entries.push(entry);
         }
         let _ = watch(Progress { stage: Stage::Evidence, done: total, total });
-        Ok(Evidence {
+        let texts = entries.iter().filter_map(|entry| Some((entry.outcome.domain.clone(), entry.text?))).collect();
+        let evidence = Evidence {
             artifact: subject.artifact,
             head: self.pair.head(),
             tail: self.pair.tail(),
             seed: options.seed,
             backend,
-            documents,
-        })
+            documents: entries.into_iter().map(|entry| entry.outcome).collect(),
+        };
+        Ok((evidence, texts))
     }
 
-    fn outcome(&self, mapper: &Mapper, backend: &str, prompt: &Prompt) -> Result<DocumentOutcome, FitError> {
+    fn outcome(
+        &self,
+        mapper: &Mapper,
+        backend: &str,
+        prompt: &Prompt,
+    ) -> Result<(DocumentOutcome, Option<TextArms>), FitError> {
         let tokens = &prompt.tokens;
         let prefilled = self.source.prefill(tokens, PrefillOptions::default())?;
         let clock = Instant::now();
         let (session, receipt) = self.map(mapper, backend, prompt, &prefilled.cache)?;
         let handoff_ms = clock.elapsed().as_secs_f64() * 1e3;
-        let native = Native::run(self.target, tokens, CONTINUATION)?;
+        let native = Native::run(self.target, tokens, CONTINUATION, &prompt.text)?;
+        let on_text = |arm, session: &Session<'_>| match prompt.text.is_empty() {
+            true => Ok(None),
+            false => native.quality_on_text(arm, session).map(Some),
+        };
         let mapped = native.quality_of_mapped(&session, tokens)?;
+        let mapped_text = on_text("mapped", &session)?;
         drop(session);
         self.gate.settle(receipt, &mapped)?;
         let ends = self.target.ends_only(tokens, self.pair.head(), self.pair.tail(), self.target.layout().elem)?;
@@ -80,8 +96,17 @@ impl<'a> Bench<'a> {
         let alone = [self.target.tokenizer().encode("")?.as_slice(), &tokens[tokens.len() - 1..]].concat();
         let alone = self.target.session(self.target.prefill(&alone, PrefillOptions::default())?)?;
         let no_prefix = native.quality_of("no_prefix", &alone)?;
-        let source = native.quality_of("source", &self.source.session(prefilled)?)?;
-        Ok(DocumentOutcome {
+        let stay = self.source.session(prefilled)?;
+        let source = native.quality_of("source", &stay)?;
+        let text =
+            [mapped_text, on_text("ends_only", &ends)?, on_text("no_prefix", &alone)?, on_text("source", &stay)?];
+        let text = match text {
+            [Some(mapped), Some(ends_only), Some(no_prefix), Some(source)] => {
+                Some(TextArms { mapped, ends_only, no_prefix, source })
+            }
+            _ => None,
+        };
+        let outcome = DocumentOutcome {
             id: prompt.id.clone(),
             domain: prompt.domain.clone(),
             tokens: tokens.len(),
@@ -91,7 +116,8 @@ impl<'a> Bench<'a> {
             source,
             handoff_ms,
             reprefill_ms: native.prefill_ms(),
-        })
+        };
+        Ok((outcome, text))
     }
 
     fn map(

@@ -9,6 +9,8 @@ use std::{
 use kvmig_gate::{Digest, DocumentOutcome};
 use serde::{Deserialize, Serialize};
 
+use crate::measure::summary::TextArms;
+
 /// A log that can't be kept.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: can't keep evidence there: {source}", file.display())]
@@ -37,6 +39,8 @@ pub(super) struct Entry {
     pub(super) tokens: Digest,
     /// What came of it.
     pub(super) outcome: DocumentOutcome,
+    /// And on its own next tokens, where it has enough.
+    pub(super) text: Option<TextArms>,
 }
 
 /// Outcomes so far, and the file they are kept in.
@@ -63,8 +67,8 @@ impl Log {
     }
 
     /// What came of the document `id` with these tokens, if it was measured.
-    pub(super) fn find(&self, id: &str, tokens: Digest) -> Option<&DocumentOutcome> {
-        self.entries.iter().find(|entry| entry.tokens == tokens && entry.outcome.id == id).map(|entry| &entry.outcome)
+    pub(super) fn find(&self, id: &str, tokens: Digest) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.tokens == tokens && entry.outcome.id == id)
     }
 
     /// Adds an outcome.
@@ -122,7 +126,8 @@ mod tests {
             handoff_ms: 1.5,
             reprefill_ms: 2.5,
         };
-        Entry { tokens: Digest::of(id.as_bytes()), outcome }
+        let text = TextArms { mapped: quality, ends_only: quality, no_prefix: quality, source: quality };
+        Entry { tokens: Digest::of(id.as_bytes()), outcome, text: (id != "code-2").then_some(text) }
     }
 
     #[test]
@@ -141,7 +146,7 @@ mod tests {
         log.push(entry("code-3")).unwrap();
         drop(log);
         let log = Log::open(&path, &subject).unwrap();
-        assert_eq!(log.find("code-3", Digest::of(b"code-3")), Some(&entry("code-3").outcome));
+        assert_eq!(log.find("code-3", Digest::of(b"code-3")), Some(&entry("code-3")));
         assert_eq!(log.find("code-3", Digest::of(b"another text")), None);
         drop(log);
         let other = Subject { artifact: Digest::of(b"b"), ..subject };

@@ -73,8 +73,8 @@ pub fn fit(
     let draft = draft(options, &plan, &state.moments, &maps, (k, sweep), source, target)?;
     drop((maps, state));
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
-    let evidence = bench.measure(options, &plan.evidence, watch)?;
-    let pair = draft.write(&options.out, Some(evidence))?;
+    let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
+    let pair = draft.write(&options.out, Some(evidence), &texts)?;
     if !options.keep_state {
         for file in [options.state_file(), options.evidence_log()] {
             remove(&file)?;

@@ -12,6 +12,9 @@ use crate::{engine::Model, pair::CorpusRecord};
 /// Tokens beyond the head that a calibration sequence needs to be worth two prefills.
 const SHORTEST: usize = 16;
 
+/// Tokens of a document behind its prefix that the arms are also measured on.
+pub(super) const TEXT: usize = 48;
+
 /// A document's prefix, to choose k on or to measure on.
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
@@ -19,6 +22,8 @@ pub(super) struct Prompt {
     pub(super) id: String,
     pub(super) domain: String,
     pub(super) tokens: Vec<u32>,
+    /// How the document goes on: [`TEXT`] tokens, or none where it ends before.
+    pub(super) text: Vec<u32>,
 }
 
 /// Everything that the models will run over.
@@ -114,6 +119,7 @@ impl Draft {
             id: format!("{}-{i}", corpus.file.name),
             domain: corpus.file.name.clone(),
             tokens: tokens[i][..options.context].to_vec(),
+            text: tokens[i].get(options.context..options.context + TEXT).unwrap_or_default().to_vec(),
         };
         self.selection.extend(split.selection.iter().map(prompt));
         self.evidence.extend(split.evidence.iter().map(prompt));

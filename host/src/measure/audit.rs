@@ -52,7 +52,7 @@ pub struct Audited {
 /// # Errors
 /// [`AuditError`].
 pub fn audit(target: &Model, session: &Session<'_>, tokens: &[u32]) -> Result<Audited, AuditError> {
-    let native = Native::run(target, tokens, CONTINUATION)?;
+    let native = Native::run(target, tokens, CONTINUATION, &[])?;
     Ok(Audited { quality: native.quality_of_mapped(session, tokens)?, reprefill_ms: native.prefill_ms() })
 }
 
@@ -60,19 +60,27 @@ pub fn audit(target: &Model, session: &Session<'_>, tokens: &[u32]) -> Result<Au
 #[derive(Debug)]
 pub struct Native<'m> {
     session: Session<'m>,
-    continuation: Vec<u32>,
-    /// `[n, vocab]`: row i predicts token i.
-    logits: Vec<f32>,
+    greedy: Continuation,
+    text: Continuation,
     queries: Queries,
     prefill_ms: f64,
 }
 
+/// Tokens behind the prompt and the target's own distributions of them.
+#[derive(Debug, Default)]
+struct Continuation {
+    tokens: Vec<u32>,
+    /// `[n, vocab]`: row i predicts token i.
+    logits: Vec<f32>,
+}
+
 impl<'m> Native<'m> {
-    /// Prefills `tokens` and continues greedily for `n` tokens, or to the end of the text.
+    /// Prefills `tokens` and continues greedily for `n` tokens, or to the end of the text. `text` is how the document itself
+    /// goes on, for [`Native::quality_on_text`]; it may be empty.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn run(target: &'m Model, tokens: &[u32], n: usize) -> Result<Native<'m>, EngineError> {
+    pub fn run(target: &'m Model, tokens: &[u32], n: usize, text: &[u32]) -> Result<Native<'m>, EngineError> {
         let config = target.config();
         let first = tokens.len().saturating_sub(QUERY_ROWS) as u32;
         let mut queries = Queries::from_position(first, config.layers, config.heads, config.head_dim);
@@ -80,24 +88,25 @@ impl<'m> Native<'m> {
         let options = PrefillOptions { room: n, observer: Some(&mut queries), ..PrefillOptions::default() };
         let mut session = target.session(target.prefill(tokens, options)?)?;
         let prefill_ms = clock.elapsed().as_secs_f64() * 1e3;
-        let (mut continuation, mut logits) = (Vec::with_capacity(n), Vec::with_capacity(n * config.vocab));
-        while continuation.len() < n {
+        let text = Continuation { tokens: text.to_vec(), logits: logits(&session, text)? };
+        let mut greedy = Continuation::default();
+        while greedy.tokens.len() < n {
             let token = most_likely(session.logits()) as u32;
-            continuation.push(token);
-            logits.extend_from_slice(session.logits());
+            greedy.tokens.push(token);
+            greedy.logits.extend_from_slice(session.logits());
             if target.is_eos(token) {
                 break;
             }
-            if continuation.len() < n {
+            if greedy.tokens.len() < n {
                 session.step(token)?;
             }
         }
-        Ok(Native { session, continuation, logits, queries, prefill_ms })
+        Ok(Native { session, greedy, text, queries, prefill_ms })
     }
 
     /// The target's greedy continuation; its last token may be one that ends a text.
     pub fn continuation(&self) -> &[u32] {
-        &self.continuation
+        &self.greedy.tokens
     }
 
     /// The prefill to the first token, in milliseconds.
@@ -110,11 +119,28 @@ impl<'m> Native<'m> {
     /// # Errors
     /// [`AuditError`].
     pub fn quality_of(&self, arm: &'static str, session: &Session<'_>) -> Result<Quality, AuditError> {
-        let scored = session.score(&[&self.continuation])?;
-        let values = scored.first().map_or(&[][..], |scored| &scored.logits);
-        let target = Logits { values: &self.logits, vocab: self.session.model().config().vocab };
-        let logits = Logits { values, vocab: session.model().config().vocab };
-        Ok(quality::compare(target, (arm, logits), &self.continuation)?)
+        self.compare(arm, session, &self.greedy)
+    }
+
+    /// The same on the document's own next tokens, which is how figures of others are often made. Not what the gate judges
+    /// by: a live request has no such tokens.
+    ///
+    /// # Errors
+    /// [`QualityError::Empty`] where no text was given, otherwise as [`Native::quality_of`].
+    pub fn quality_on_text(&self, arm: &'static str, session: &Session<'_>) -> Result<Quality, AuditError> {
+        self.compare(arm, session, &self.text)
+    }
+
+    fn compare(
+        &self,
+        arm: &'static str,
+        session: &Session<'_>,
+        continuation: &Continuation,
+    ) -> Result<Quality, AuditError> {
+        let values = logits(session, &continuation.tokens)?;
+        let target = Logits { values: &continuation.logits, vocab: self.session.model().config().vocab };
+        let logits = Logits { values: &values, vocab: session.model().config().vocab };
+        Ok(quality::compare(target, (arm, logits), &continuation.tokens)?)
     }
 
     /// Quality of a migrated session, attention-output cosines included.
@@ -130,4 +156,9 @@ impl<'m> Native<'m> {
         let (mean, worst) = (cosines.mean(), cosines.worst_layer());
         Ok(Quality { cosine_mean: Some(mean), cosine_worst_layer: Some(worst), ..quality })
     }
+}
+
+/// `[n, vocab]`: what a session makes of `tokens` behind its own.
+fn logits(session: &Session<'_>, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+    Ok(session.score(&[tokens])?.pop().map_or_else(Vec::new, |scored| scored.logits))
 }

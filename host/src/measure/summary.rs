@@ -57,6 +57,72 @@ pub struct ArmSummary {
     pub nll_gap_nats: Interval,
 }
 
+/// The four arms of one document on its own next tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextArms {
+    /// Through the mapped cache.
+    pub mapped: Quality,
+    /// Through the native ends alone.
+    pub ends_only: Quality,
+    /// Without any prefix.
+    pub no_prefix: Quality,
+    /// By the source model.
+    pub source: Quality,
+}
+
+/// One domain's figures on the documents' own next tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextSummary {
+    /// The domain, or [`ALL`].
+    pub domain: String,
+    /// Documents that went on for long enough.
+    pub n: usize,
+    /// Through the mapped cache.
+    pub mapped: ArmSummary,
+    /// Through the native ends alone.
+    pub ends_only: ArmSummary,
+    /// Without any prefix.
+    pub no_prefix: ArmSummary,
+    /// By the source model.
+    pub source: ArmSummary,
+}
+
+/// [`summarise`] for the documents' own next tokens: (domain, arms) of each.
+pub fn summarise_texts(documents: &[(String, TextArms)]) -> Vec<TextSummary> {
+    let of = |name: &str, own: &[&TextArms]| -> Option<TextSummary> {
+        let arm = |quality: fn(&TextArms) -> &Quality| arm_summary(own.iter().map(|arms| quality(arms)));
+        Some(TextSummary {
+            domain: name.to_owned(),
+            n: own.len(),
+            mapped: arm(|a| &a.mapped)?,
+            ends_only: arm(|a| &a.ends_only)?,
+            no_prefix: arm(|a| &a.no_prefix)?,
+            source: arm(|a| &a.source)?,
+        })
+    };
+    let mut domains: Vec<&str> = Vec::new();
+    for (domain, _) in documents {
+        if !domains.contains(&domain.as_str()) {
+            domains.push(domain);
+        }
+    }
+    let own = |name: &str| documents.iter().filter(|(d, _)| d == name).map(|(_, arms)| arms).collect::<Vec<_>>();
+    let each = domains.iter().filter_map(|name| of(name, &own(name)));
+    let all: Vec<&TextArms> = documents.iter().map(|(_, arms)| arms).collect();
+    each.chain((domains.len() > 1).then(|| of(ALL, &all)).flatten()).collect()
+}
+
+fn arm_summary<'q>(qualities: impl Iterator<Item = &'q Quality> + Clone) -> Option<ArmSummary> {
+    let of = |value: fn(&Quality) -> f64| Interval::of(&qualities.clone().map(value).collect::<Vec<f64>>());
+    Some(ArmSummary {
+        agreement: of(|q| q.agreement)?,
+        kl_nats: of(|q| q.kl_nats)?,
+        nll_gap_nats: of(|q| q.nll_gap_nats)?,
+    })
+}
+
 /// Each domain in the order of its first document, then all of them together where there are several.
 pub fn summarise(documents: &[DocumentOutcome]) -> Vec<DomainSummary> {
     let mut domains: Vec<&str> = Vec::new();
@@ -77,13 +143,7 @@ pub fn summarise(documents: &[DocumentOutcome]) -> Vec<DomainSummary> {
 fn domain(name: &str, documents: &[&DocumentOutcome]) -> Option<DomainSummary> {
     let each = |value: &dyn Fn(&DocumentOutcome) -> f64| documents.iter().map(|d| value(d)).collect::<Vec<f64>>();
     let of = |value: &dyn Fn(&DocumentOutcome) -> f64| Interval::of(&each(value));
-    let arm = |quality: fn(&DocumentOutcome) -> &Quality| -> Option<ArmSummary> {
-        Some(ArmSummary {
-            agreement: of(&|d| quality(d).agreement)?,
-            kl_nats: of(&|d| quality(d).kl_nats)?,
-            nll_gap_nats: of(&|d| quality(d).nll_gap_nats)?,
-        })
-    };
+    let arm = |quality: fn(&DocumentOutcome) -> &Quality| arm_summary(documents.iter().map(|d| quality(d)));
     // A cosine that some documents lack is not a figure over these documents.
     let cosine = |value: fn(&Quality) -> Option<f64>| {
         let values: Option<Vec<f64>> = documents.iter().map(|d| value(&d.mapped)).collect();
@@ -155,6 +215,21 @@ mod tests {
         close(summaries[1].gap_recovered, -0.5);
         close(summaries[2].cosine_mean, 0.9);
         assert_eq!(summaries[2].cosine_worst_layer, None);
+    }
+
+    #[test]
+    fn texts_are_summarised_alike() {
+        let arms = |gap| {
+            let (mapped, other) = (quality(gap), quality(1.0));
+            TextArms { mapped, ends_only: other, no_prefix: other, source: other }
+        };
+        let documents =
+            [("code".to_owned(), arms(0.2)), ("prose".to_owned(), arms(0.4)), ("code".to_owned(), arms(0.6))];
+        let found: Vec<(String, usize, f64)> =
+            summarise_texts(&documents).into_iter().map(|s| (s.domain, s.n, s.mapped.nll_gap_nats.mean)).collect();
+        let mean = 1.2 / 3.0;
+        assert_eq!(found, [("code".into(), 2, 0.4), ("prose".into(), 1, 0.4), (ALL.into(), 3, mean)]);
+        assert!(summarise_texts(&[]).is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cache::{CacheLayout, Elem},
     fit::ridge::Lambda,
-    measure::summary::DomainSummary,
+    measure::summary::{DomainSummary, TextSummary},
 };
 
 /// Version of the folder's format.
@@ -178,4 +178,8 @@ pub struct EvidenceRecord {
     pub artifact: Digest,
     /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents.
     pub domains: Vec<DomainSummary>,
+    /// The same arms on the documents' own next tokens instead of the target's greedy continuation: to be held against figures
+    /// that others made so. The gate does not look at it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_text: Vec<TextSummary>,
 }

@@ -17,7 +17,10 @@ use std::{
 
 use kvmig_gate::{Digest, Evidence, Loaded, Loader};
 
-use crate::engine::Model;
+use crate::{
+    engine::Model,
+    measure::summary::{self, TextArms},
+};
 
 pub use check::RidgeSettings;
 pub use error::PairError;
@@ -200,17 +203,24 @@ impl Draft {
         &self.pair
     }
 
-    /// Writes the folder, with evidence where there is some: all of it under another name first, then renamed.
+    /// Writes the folder, with evidence where there is some: all of it under another name first, then renamed. `texts` are the
+    /// arms on the documents' own next tokens, (domain, arms) each.
     ///
     /// # Errors
     /// [`PairError::Exists`] if something is there already, [`PairError`] if the evidence is about something else or the
     /// folder can't be written.
-    pub fn write(self, folder: &Path, evidence: Option<Evidence>) -> Result<Pair, PairError> {
+    pub fn write(
+        self,
+        folder: &Path,
+        evidence: Option<Evidence>,
+        texts: &[(String, TextArms)],
+    ) -> Result<Pair, PairError> {
         let evidence_bytes = evidence.as_ref().map(write::evidence);
         let record = evidence.as_ref().zip(evidence_bytes.as_ref()).map(|(evidence, bytes)| EvidenceRecord {
             sha256: Digest::of(bytes),
             artifact: evidence.artifact,
-            domains: crate::measure::summary::summarise(&evidence.documents),
+            domains: summary::summarise(&evidence.documents),
+            own_text: summary::summarise_texts(texts),
         });
         let manifest = Manifest { evidence: record, ..self.pair.manifest };
         let text = write::manifest(&manifest)?;

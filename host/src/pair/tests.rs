@@ -96,7 +96,7 @@ fn written() -> (tempfile::TempDir, PathBuf) {
     let folder = parent.path().join("pair");
     let draft = draft(Elem::F16);
     let evidence = evidence(draft.pair().loaded().artifact());
-    draft.write(&folder, Some(evidence)).unwrap();
+    draft.write(&folder, Some(evidence), &[]).unwrap();
     (parent, folder)
 }
 
@@ -120,7 +120,7 @@ fn what_was_written_is_read() {
         let folder = parent.path().join("pair");
         let draft = draft(elem);
         let evidence = evidence(draft.pair().loaded().artifact());
-        let made = draft.write(&folder, Some(evidence.clone())).unwrap();
+        let made = draft.write(&folder, Some(evidence.clone()), &[]).unwrap();
         let read = Pair::open(&folder).unwrap();
         assert_eq!(read.manifest(), made.manifest());
         assert_eq!(read.evidence(), Some(&evidence));
@@ -134,7 +134,7 @@ fn what_was_written_is_read() {
 #[test]
 fn an_existing_folder_is_not_overwritten() {
     let (_parent, folder) = written();
-    let error = draft(Elem::F16).write(&folder, None).unwrap_err();
+    let error = draft(Elem::F16).write(&folder, None, &[]).unwrap_err();
     assert!(matches!(error, PairError::Exists(_)), "{error}");
     assert!(Pair::open(&folder).unwrap().evidence().is_some());
 }
