@@ -387,7 +387,7 @@ mod tests {
         }
         let mut nan = whole;
         let at = nan.len() - 2 * 3 * 4 - 4; // before `positions` and `tokens`: the last value of the last plane
-        nan[at..].copy_from_slice(&f32::NAN.to_le_bytes());
+        nan[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
         fs::write(&path, &nan).unwrap();
         let nan = read(&path, c.model, &layout(Elem::F32)).unwrap_err().to_string();
         assert!(nan.contains("NaN"), "{nan}");

@@ -112,6 +112,7 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let options = args.options()?;
+    args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
     let policy = policy(args.policy.as_deref())?;
     let device = args.device.open()?;
     let engine = args.engine.options();

@@ -40,6 +40,16 @@ impl FromStr for CorpusFile {
     }
 }
 
+impl CorpusFile {
+    /// Whether the file is there and a text: a look before models are loaded, which takes a while.
+    ///
+    /// # Errors
+    /// [`CorpusError::Read`], [`CorpusError::NotText`].
+    pub fn check(&self) -> Result<(), CorpusError> {
+        Corpus::read(self).map(drop)
+    }
+}
+
 /// Texts that can't be fitted on.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {

@@ -227,8 +227,9 @@ mod tests {
             [("code".to_owned(), arms(0.2)), ("prose".to_owned(), arms(0.4)), ("code".to_owned(), arms(0.6))];
         let found: Vec<(String, usize, f64)> =
             summarise_texts(&documents).into_iter().map(|s| (s.domain, s.n, s.mapped.nll_gap_nats.mean)).collect();
-        let mean = 1.2 / 3.0;
-        assert_eq!(found, [("code".into(), 2, 0.4), ("prose".into(), 1, 0.4), (ALL.into(), 3, mean)]);
+        let names: Vec<(&str, usize)> = found.iter().map(|(domain, n, _)| (domain.as_str(), *n)).collect();
+        assert_eq!(names, [("code", 2), ("prose", 1), (ALL, 3)]);
+        assert!(found.iter().all(|(.., mean)| (mean - 0.4).abs() < 1e-12), "{found:?}");
         assert!(summarise_texts(&[]).is_empty());
     }
 

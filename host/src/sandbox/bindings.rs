@@ -10,4 +10,4 @@ wasmtime::component::bindgen!({
     },
 });
 
-pub(super) use kvmig::mapper::{gpu, types};
+pub(super) use self::kvmig::mapper::{gpu, types};

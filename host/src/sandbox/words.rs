@@ -17,6 +17,7 @@ pub(super) fn one_line(text: &str) -> String {
         let printable = !c.is_control() && !is_bidi_control(c);
         line.push(if printable { c } else { ' ' });
     }
+    line.truncate(line.trim_end().len());
     line
 }
 
