@@ -1,1 +1,2 @@
-//! Placeholder.
+//! Timings of kvmig; everything is in `benches/`.
+#![forbid(unsafe_code)]
