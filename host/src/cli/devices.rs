@@ -8,6 +8,9 @@ use super::Ending;
 
 /// Every adapter is opened and held against a known answer; one that computes wrong numbers is refused.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The first column is what `kvmig run --device` takes. `--device auto` takes a hardware GPU where there is one, else the CPU; software
+adapters (lavapipe, SwiftShader, llvmpipe) are for checking results and run only by name.")]
 pub(super) struct Args {
     /// Print JSON
     #[arg(long)]

@@ -79,6 +79,9 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let prompt = prompt(&args)?;
+    if prompt.is_empty() {
+        bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
+    }
     let policy = policy(args.policy.as_deref())?;
     let clock = Instant::now();
     let device = args.device.open()?;
@@ -97,9 +100,6 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let gate = open_gate(policy, &args.ledger.path()?)?;
     let mapper = Mapper::load(&pair, &device)?;
     let tokens = source.tokenizer().encode(&prompt)?;
-    if tokens.is_empty() {
-        bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
-    }
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
     let setup =
         Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };

@@ -1,6 +1,6 @@
 //! Dense f64 linear algebra of the fit: a blocked Cholesky factorisation and solves with many right-hand sides.
 //!
-//! Everything of order n³ goes through `kvmig-gemm`; what remains beside the diagonal blocks is of order n²·[`BLOCK`].
+//! Everything of order n³ goes through `kvmig-gemm`; what remains beside the diagonal blocks is of order n² times the block size.
 
 use rayon::prelude::*;
 

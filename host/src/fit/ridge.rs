@@ -1,4 +1,4 @@
-//! The full-head ridge of [Heo] (METHOD §4): `Ŷ = X W + b`, X = all KV heads of the selected source layers.
+//! The full-head ridge of Heo, arXiv:2608.03893 (METHOD §4): `Ŷ = X W + b`, X = all KV heads of the selected source layers.
 
 use std::{collections::BTreeMap, str::FromStr};
 

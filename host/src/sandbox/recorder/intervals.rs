@@ -107,7 +107,7 @@ mod tests {
         }
         assert_eq!(set.runs().collect::<Vec<_>>(), [5..6, 10..40]);
         set.insert(0..100);
-        assert_eq!(set.runs().collect::<Vec<_>>(), [0..100]);
+        assert!(set.runs().eq(std::iter::once(0..100)));
     }
 
     #[test]
