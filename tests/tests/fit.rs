@@ -83,6 +83,9 @@ fn a_fitted_pair_is_read_measured_and_better_than_its_controls() {
     assert!(kl(&domain.mapped) < kl(&domain.ends_only), "{domain:?}");
     assert!(kl(&domain.ends_only) < kl(&domain.no_prefix), "{domain:?}");
     assert!(kl(&domain.mapped) < 0.5 * kl(&domain.source), "{domain:?}");
+    let text = &manifest.evidence.as_ref().unwrap().own_text[0];
+    assert_eq!(text.n, 6);
+    assert!(kl(&text.mapped) < kl(&text.ends_only) && kl(&text.ends_only) < kl(&text.no_prefix), "{text:?}");
     // Every held-out document went through the gate's trial route, and none of its tickets is left open.
     let tickets = setup.gate.tickets(&TicketFilter::default()).unwrap();
     assert_eq!(tickets.len(), 6, "{tickets:?}");
