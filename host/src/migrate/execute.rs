@@ -39,6 +39,16 @@ pub enum ExecuteError {
     /// What is about to run is not what was decided on.
     #[error(transparent)]
     Redeem(#[from] RedeemError),
+    /// Head and tail cover the whole cache.
+    #[error("the cache has {tokens} tokens, head {head} and tail {tail} cover all of them: prefill the prompt instead")]
+    NothingToMap {
+        /// Tokens of the cache.
+        tokens: usize,
+        /// First positions left to the target.
+        head: usize,
+        /// Last positions left to the target.
+        tail: usize,
+    },
     /// The module failed, declined, or asked for what it may not.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -58,6 +68,7 @@ impl ExecuteError {
     pub fn name(&self) -> &'static str {
         match self {
             ExecuteError::Redeem(_) => "redeem_failed",
+            ExecuteError::NothingToMap { .. } => "nothing_to_map",
             ExecuteError::Sandbox(_) => "module_failed",
             ExecuteError::Device(_) => "device_failed",
             ExecuteError::Resume(_) => "resume_failed",
@@ -109,7 +120,10 @@ pub fn execute<P: Purpose>(
 
 fn map(mapper: &Mapper, device: &Device, job: &Job<'_>, ms: &mut Stages) -> Result<KvPlanes, ExecuteError> {
     let total = job.cache.len();
-    let slots = job.head..total - job.tail;
+    let slots = job.head..total.saturating_sub(job.tail);
+    if slots.is_empty() {
+        return Err(ExecuteError::NothingToMap { tokens: total, head: job.head, tail: job.tail });
+    }
     let clock = Instant::now();
     let mut planes = KvPlanes::zeros(job.layout.clone(), total + job.room);
     ms.install += millis(clock);
