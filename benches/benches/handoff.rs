@@ -56,8 +56,7 @@ fn handoff(criterion: &mut Criterion) {
                     }],
                 })
                 .expect("trial");
-            let (mapped, receipt) =
-                execute(permit, &mapper, &device, &job, &mut Stages::default()).expect("migration");
+            let (mapped, receipt) = execute(permit, &mapper, &device, &job, &mut Stages::default()).expect("migration");
             gate.unaudited(receipt).expect("settled");
             mapped
         };

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, collections::HashSet};
 
 use candle_core::{
-    Device,
+    DType, Device, Module, Tensor,
     quantized::{GgmlDType, QMatMul, QStorage, QTensor},
 };
 use half::f16;
@@ -202,7 +202,13 @@ impl TensorFiles for Tensors<'_> {
         let multiplied = precision == Precision::Quantised && has_kernel(kind, outputs, inputs);
         let numbers = if looked_up || multiplied {
             self.check_scales(&name, kind, &bytes)?;
-            Numbers::Quantised(QMatMul::from_qtensor(quantised(kind, &[outputs, inputs], &bytes)?)?)
+            let weight = QMatMul::from_qtensor(quantised(kind, &[outputs, inputs], &bytes)?)?;
+            if multiplied {
+                // candle packs such a matrix for its kernels when it is first multiplied with, which takes as long as a few
+                // dozen rows do: that belongs to loading, not to the first answer.
+                weight.forward(&Tensor::zeros((2, inputs), DType::F32, &Device::Cpu)?)?;
+            }
+            Numbers::Quantised(weight)
         } else {
             Numbers::Dense(self.dequantise(&name, kind, &[outputs, inputs], &bytes)?)
         };
