@@ -124,6 +124,22 @@ fn errors_name_what_is_wrong() {
         ),
         (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &latin, "--out", &absent], &["latin.txt"]),
         (&["fit", "--source", &gguf, "--target", &gguf, "--corpus", &absent, "--out", &absent], &["absent"]),
+        (
+            &[
+                "fit",
+                "--source",
+                &gguf,
+                "--target",
+                &gguf,
+                "--corpus",
+                &policy,
+                "--out",
+                &absent,
+                "--tail",
+                "18446744073709551615",
+            ],
+            &["context"],
+        ),
         (&["pair", &absent], &["absent"]),
         (&["gate", "show", "nonsense"], &["nonsense"]),
     ];
@@ -147,6 +163,24 @@ fn a_prompt_too_long_for_the_model_is_an_error() {
     let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--prompt-file"]).arg(&prompt).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("2048"), "{}", stderr(&output));
+}
+
+/// Close to the model's last position the answer and the audit are as long as there is room for.
+#[test]
+fn a_prompt_that_leaves_little_room_is_answered_and_audited() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = folder.path().join("near.txt");
+    // One token a word, and the BOS: 2,041 of 2,048 positions.
+    fs::write(&prompt, " the".repeat(2040)).unwrap();
+    let output = kvmig(folder.path())
+        .args(["run", "--device", "cpu", "--json", "--audit", "-n", "18446744073709551615", "--prompt-file"])
+        .arg(&prompt)
+        .output()
+        .unwrap();
+    let record = record(&output);
+    let (prompt, generated) = (&record["tokens"]["prompt"], &record["tokens"]["generated"]);
+    assert!(prompt.as_u64().unwrap() > 2000, "{prompt}");
+    assert!(prompt.as_u64().unwrap() + generated.as_u64().unwrap() <= 2049);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub enum CacheFileError {
         source: std::io::Error,
     },
     /// Not a safetensors file, or cut short.
-    #[error("{}: not a whole safetensors file ({detail}); write it again with `kvmig run --cache-out`", path.display())]
+    #[error("{}: not a whole safetensors file ({detail}); write it again", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -71,15 +71,25 @@ pub fn main() -> ExitCode {
             if is_broken_pipe(&error) {
                 return ExitCode::SUCCESS;
             }
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", one_message(&error));
             ExitCode::from(2)
         }
     }
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
+        Some(json) => json.io_error_kind(),
+        None => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
+    };
+    error.chain().filter_map(kind).any(|kind| kind == std::io::ErrorKind::BrokenPipe)
+}
+
+/// An error with its causes, each said once: most of ours tell their cause themselves.
+fn one_message(error: &anyhow::Error) -> String {
     error
         .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+        .skip(1)
+        .map(ToString::to_string)
+        .fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }

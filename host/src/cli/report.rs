@@ -97,14 +97,18 @@ impl Report {
             writeln!(err)?;
             let speed = reprefill / record.ms.handoff;
             let text = format!(
-                "{} for the prefill it replaced: {speed:.1}x slower than the handoff (limit by FLOPs {:.1}x)",
+                "{} for the prefill it replaced: {speed:.1}x the handoff's time (limit by FLOPs {:.1}x)",
                 duration(reprefill),
                 record.flops.limit
             );
             writeln!(err, "{}", line("re-prefill", &text))?;
             writeln!(err, "{}", line("quality", &quality(realised)))?;
             if let Some(predicted) = &record.predicted {
-                let verdict = if record.miss == Some(true) { "MISSED" } else { "held" };
+                let verdict = match record.miss {
+                    Some(true) => "MISSED",
+                    Some(false) => "held",
+                    None => "not judged",
+                };
                 let text = format!(
                     "{} {:.3} expected, bound {:.3} {verdict}, floor {:.3} (n = {})",
                     predicted.metric, predicted.value, predicted.bound, predicted.floor, predicted.n

@@ -28,6 +28,7 @@ pub use error::EngineError;
 pub use forward::Observer;
 pub use model::Model;
 pub use prefill::{PrefillOptions, Prefilled, Progress};
+pub use resume::TrialSession;
 pub use sampling::{Sampler, Sampling};
 pub use session::{Scored, Session, SessionCache};
 pub use source::{LoadOptions, ModelSource, Precision};

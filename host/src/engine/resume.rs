@@ -6,6 +6,19 @@ use crate::cache::{CacheLayout, Elem, KvCache, KvPlanes, MappedCache};
 
 use super::{EngineError, Model, PrefillOptions, Prefilled, Session, prefill::Fill, session::Store};
 
+/// A session behind a cache that was mapped on trial: it can be looked at and scored, but no token is decoded from it, because
+/// everything that advances a [`Session`] needs it exclusively.
+#[derive(Debug)]
+pub struct TrialSession<'m>(Session<'m>);
+
+impl<'m> std::ops::Deref for TrialSession<'m> {
+    type Target = Session<'m>;
+
+    fn deref(&self) -> &Session<'m> {
+        &self.0
+    }
+}
+
 impl Model {
     /// Continues a prefill: nothing is computed.
     ///
@@ -56,8 +69,8 @@ impl Model {
         tokens: &[u32],
         head: usize,
         tail: usize,
-    ) -> Result<Session<'_>, EngineError> {
-        self.resume_released(trialled.release(), tokens, head, tail)
+    ) -> Result<TrialSession<'_>, EngineError> {
+        self.resume_released(trialled.release(), tokens, head, tail).map(TrialSession)
     }
 
     fn resume_released(
@@ -76,7 +89,7 @@ impl Model {
         let total = tokens.len();
         let ends = Ends::new(total, head, tail);
         check_prompt(&mapped, tokens, ends.tail_start)?;
-        mapped.planes.reserve(mapped.tokens.len(), total + PrefillOptions::default().room);
+        mapped.planes.reserve(mapped.tokens.len(), total);
         mapped.tokens = tokens.to_vec();
         mapped.positions = (0..total as u32).collect();
         let slots = ends.slots();

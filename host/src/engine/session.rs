@@ -3,8 +3,9 @@
 use crate::cache::{CacheLayout, KvCache, KvPlanes, MappedCache, Provenance};
 
 use super::{
-    EngineError, Model,
+    EngineError, Model, Observer, PrefillOptions,
     forward::{Batch, Prefix, Want},
+    prefill::Fill,
     sampling::{greedy, log_prob},
 };
 
@@ -110,6 +111,24 @@ impl<'m> Session<'m> {
         tokens.truncate(len);
         positions.truncate(len);
         self.logits = logits;
+    }
+
+    /// Computes the last `rows` tokens once more for `observer` to see; the session stays what it is.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFiniteLogits`].
+    pub fn observe(&mut self, rows: usize, observer: &mut (dyn Observer + Send)) -> Result<(), EngineError> {
+        let len = self.tokens().len();
+        let slots: Vec<usize> = (len - rows.min(len)..len).collect();
+        let at = |all: &[u32]| slots.iter().map(|&slot| all[slot]).collect::<Vec<u32>>();
+        let (tokens, positions) = (at(self.tokens()), at(self.positions()));
+        let planes = match &mut self.store {
+            Store::Native(cache) => &mut cache.planes,
+            Store::Mapped(cache) => &mut cache.planes,
+        };
+        let fill = Fill { tokens: &tokens, positions: &positions, slots: &slots };
+        let options = PrefillOptions { observer: Some(observer), ..PrefillOptions::default() };
+        self.model.fill(planes, fill, options).map(drop)
     }
 
     /// Ends the session and hands the cache back, native or mapped as it was.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     cache::KvCache,
     device::Device,
-    engine::{Model, PrefillOptions, Session},
+    engine::{Model, PrefillOptions, Session, TrialSession},
     measure::{
         audit::{CONTINUATION, Native},
         summary::TextArms,
@@ -126,7 +126,7 @@ impl<'a> Bench<'a> {
         backend: &str,
         prompt: &Prompt,
         cache: &KvCache,
-    ) -> Result<(Session<'a>, kvmig_gate::Receipt), FitError> {
+    ) -> Result<(TrialSession<'a>, kvmig_gate::Receipt), FitError> {
         let pair = self.pair;
         let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None };
         let permit = self.gate.trial(&Request {

@@ -97,7 +97,7 @@ impl FitOptions {
         const MIDDLE: usize = 16;
         at_least("stride", self.stride, 1)
             .or_else(|| at_least("tail", self.tail, 1))
-            .or_else(|| at_least("context", self.context, self.head + self.tail + MIDDLE))
+            .or_else(|| at_least("context", self.context, self.head.saturating_add(self.tail).saturating_add(MIDDLE)))
             .or_else(|| at_least("k", self.k.unwrap_or(1), 1))
             .or_else(|| at_least("max-k", self.max_k.unwrap_or(1), 1))
             .or_else(|| at_least("evidence", self.evidence, 1))

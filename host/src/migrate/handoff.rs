@@ -218,7 +218,7 @@ fn migrate<'m>(
         target: setup.target.digest(),
         head: setup.pair.head(),
         tail: setup.pair.tail(),
-        room: ask.generate + 1,
+        room: room(setup.target, ask),
     };
     let hops = permit.hops();
     let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, &job, ms) {
@@ -248,10 +248,15 @@ fn migrate<'m>(
 
 fn reprefill<'m>(setup: &Setup<'m>, ask: Ask<'_>, ms: &mut Stages) -> Result<Session<'m>, HandoffError> {
     let clock = Instant::now();
-    let options = PrefillOptions { room: ask.generate + 1, ..PrefillOptions::default() };
+    let options = PrefillOptions { room: room(setup.target, ask), ..PrefillOptions::default() };
     let prefilled = setup.target.prefill(ask.tokens, options)?;
     ms.reprefill = Some(millis(clock));
     Ok(setup.target.session(prefilled)?)
+}
+
+/// Tokens to keep room for behind the prompt: those that will be generated, as far as the model goes.
+fn room(model: &Model, ask: Ask<'_>) -> usize {
+    ask.generate.min(model.config().max_positions.saturating_sub(ask.tokens.len())) + 1
 }
 
 /// Answers, settles and writes the record down.
@@ -297,14 +302,17 @@ fn finish(
         text: String::new(),
     };
     let mut going = each(Event::Ready(&record));
+    // The last token needs no slot of its own: it is not computed on.
+    let room = (session.model().config().max_positions + 1).saturating_sub(ask.tokens.len());
+    let generate = ask.generate.min(room);
     let prompt_logits = session.logits().to_vec();
     let mut answer = Answer::new(session.model(), ask.sampling);
-    while going && record.tokens.generated < ask.generate {
+    while going && record.tokens.generated < generate {
         let Some((token, text)) = answer.next(session.logits())? else { break };
         record.tokens.generated += 1;
         record.text.push_str(&text);
         going = each(Event::Text(&text));
-        if record.tokens.generated < ask.generate {
+        if record.tokens.generated < generate {
             session.step(token)?;
         }
     }
