@@ -128,9 +128,9 @@ fn errors_name_what_is_wrong() {
             &[
                 "fit",
                 "--source",
-                &gguf,
+                "bundled:medium",
                 "--target",
-                &gguf,
+                "bundled:large",
                 "--corpus",
                 &policy,
                 "--out",

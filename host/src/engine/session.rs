@@ -217,7 +217,8 @@ impl<'m> Session<'m> {
         let start = self.positions().last().map_or(0, |p| p + 1);
         for continuation in continuations.iter().filter(|c| !c.is_empty()) {
             self.model.check_tokens(continuation)?;
-            self.model.check_positions(start as usize + continuation.len())?;
+            // The last token of a continuation is predicted, and takes no position.
+            self.model.check_positions(start as usize + continuation.len() - 1)?;
         }
         let mut left = continuations;
         while !left.is_empty() {
