@@ -88,13 +88,18 @@ fn demands(
         return Err(Reason::BoundMissesFloor { promise: predicted.promise });
     }
 
+    let factor = settings.latency_factor;
+    if candidate.latency.is_none() && factor > 0.0 && request.backend != evidence.backend() {
+        let (evidence, request) = (evidence.backend().to_owned(), request.backend.to_owned());
+        return Err(Reason::LatencyUnmeasured { evidence, request, factor });
+    }
     let scaled_from = format!("scaled from the evidence, {}", evidence.backend());
     let latency = candidate.latency.unwrap_or_else(|| {
         let (handoff_ms, reprefill_ms) = latency::scaled(evidence, &predicted.documents, tokens);
         Latency { handoff_ms, reprefill_ms, origin: &scaled_from }
     });
     let (Latency { handoff_ms, reprefill_ms, .. }, speed_up) = (latency, latency.speed_up());
-    let (factor, origin) = (settings.latency_factor, latency.origin.to_owned());
+    let origin = latency.origin.to_owned();
     if speed_up < factor {
         return Err(Reason::TooSlow { handoff_ms, reprefill_ms, factor, origin });
     }

@@ -114,6 +114,15 @@ pub enum Reason {
         /// What could have been promised.
         promise: Promise,
     },
+    /// Nothing is known of the speed on the device that would run, and the policy asks for some.
+    LatencyUnmeasured {
+        /// Backend that the evidence was made on.
+        evidence: String,
+        /// Backend that would run.
+        request: String,
+        /// Factor that the policy asks for.
+        factor: f64,
+    },
     /// The handoff is not quick enough.
     TooSlow {
         /// The handoff, in milliseconds.
@@ -167,6 +176,7 @@ impl Reason {
             Reason::NoBetterThanEndsOnly { .. } => "no_better_than_ends_only",
             Reason::BoundMissesFloor { .. } => "bound_misses_floor",
             Reason::TooSlow { .. } => "too_slow",
+            Reason::LatencyUnmeasured { .. } => "latency_unmeasured",
         }
     }
 
@@ -187,7 +197,7 @@ impl Reason {
             Reason::SourceBetter { .. } => 4,
             Reason::NoBetterThanEndsOnly { .. } => 5,
             Reason::BoundMissesFloor { .. } => 6,
-            Reason::TooSlow { .. } => 7,
+            Reason::TooSlow { .. } | Reason::LatencyUnmeasured { .. } => 7,
             Reason::BoundMeetsFloor { .. } | Reason::Trial => 8,
         }
     }
@@ -263,6 +273,11 @@ impl fmt::Display for Reason {
                 "the handoff takes {handoff_ms:.0} ms and the re-prefill {reprefill_ms:.0} ms ({origin}): \
                  {:.1}x, the policy asks for {factor:.1}x",
                 reprefill_ms / handoff_ms
+            ),
+            Reason::LatencyUnmeasured { evidence, request, factor } => write!(
+                f,
+                "the evidence was timed on {evidence}, the mapper would run on {request}, and the policy asks for {factor:.1}x: \
+                 measure the pair there (kvmig fit --device), or ask for nothing (latency_factor = 0)"
             ),
         }
     }

@@ -174,6 +174,16 @@ cases! {
     handoff_in_no_time: |c| c.latency = Some(latency(0.0, 80.0)) => "reprefill", "too_slow";
     speed_that_nobody_asks_for: |c| { c.latency = Some(latency(90.0, 80.0)); c.settings.latency_factor = 0.0 }
         => "migrate", "bound_meets_floor";
+    evidence_timed_on_another_backend: |c| c.evidence.backend = "vulkan".to_owned()
+        => "reprefill", "latency_unmeasured";
+    measured_here_whatever_the_evidence: |c| {
+        c.evidence.backend = "vulkan".to_owned();
+        c.latency = Some(latency(10.0, 80.0));
+    } => "migrate", "bound_meets_floor";
+    another_backend_where_speed_is_not_asked_for: |c| {
+        c.evidence.backend = "vulkan".to_owned();
+        c.settings.latency_factor = 0.0;
+    } => "migrate", "bound_meets_floor";
     // 36 of 60 tokens are computed natively either way.
     prompt_too_short_to_gain: |c| c.cache.tokens = 60 => "reprefill", "too_slow";
 }
