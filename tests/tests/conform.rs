@@ -39,13 +39,14 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, Body); 6] = [
+        let bodies: [(&str, Body); 7] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),
             ("only_the_mapped_slots_are_written", only_the_mapped_slots_are_written),
             ("own_shaders_need_a_gpu", own_shaders_need_a_gpu),
             ("weights_of_another_device_are_refused", weights_of_another_device_are_refused),
+            ("jobs_share_a_device", jobs_share_a_device),
         ];
         for (name, body) in bodies {
             trials.push(backend.trial(format!("{name}_{}", backend.name), body));
@@ -209,6 +210,17 @@ fn weights_of_another_device_are_refused(device: &Device) -> Result<(), Failed> 
         Err(DeviceError::Job { field: "weights", .. }) => Ok(()),
         other => Err(format!("expected a job error, got {other:?}").into()),
     }
+}
+
+/// One job's wait for the device runs the callbacks of another: that other must wait for them, not only for its work.
+fn jobs_share_a_device(device: &Device) -> Result<(), Failed> {
+    let fixture = Fixture::new(case("tokens_1"), WeightElem::F32);
+    let job = || (0..24).try_for_each(|_| fixture.map(device, Pacing::default()).map(drop));
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = (0..8).map(|_| scope.spawn(job)).collect();
+        jobs.into_iter().try_for_each(|job| job.join().expect("no job panics"))
+    })?;
+    Ok(())
 }
 
 fn a_missed_deadline(name: &str) -> Result<(), Failed> {

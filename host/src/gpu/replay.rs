@@ -4,7 +4,7 @@
 use std::{
     borrow::Cow,
     ops::Range,
-    sync::{Arc, Mutex},
+    sync::mpsc,
     time::{Duration, Instant},
 };
 
@@ -86,7 +86,7 @@ struct Pending {
     slots: Range<usize>,
     submissions: Vec<wgpu::SubmissionIndex>,
     readback: usize,
-    mapped: Arc<Mutex<Option<Result<(), wgpu::BufferAsyncError>>>>,
+    mapped: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
 }
 
 impl Replay {
@@ -182,10 +182,11 @@ impl Replay {
         stream.encoder.copy_buffer_to_buffer(&self.scan.counts, 0, readback, counts, self.scan.bytes());
         let submissions = stream.finish();
 
-        let mapped = Arc::new(Mutex::new(None));
-        let sink = Arc::clone(&mapped);
-        readback
-            .map_async(wgpu::MapMode::Read, 0..counts + self.scan.bytes(), move |result| *lock(&sink) = Some(result));
+        let (sink, mapped) = mpsc::sync_channel(1);
+        readback.map_async(wgpu::MapMode::Read, 0..counts + self.scan.bytes(), move |result| {
+            // Nobody listens any more after an error elsewhere in the job.
+            let _ = sink.send(result);
+        });
         report.map_ms += ms(begin);
         report.chunks += 1;
         report.flops += flops;
@@ -216,10 +217,12 @@ impl Replay {
             stage: "reading a chunk back",
             reason,
         };
-        match lock(&pending.mapped).take() {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(unreadable(error.to_string())),
-            None => return Err(unreadable("the buffer was not mapped when its submission was done".into())),
+        // The device calls back on whichever thread polls it: with another job on the same device, our wait can be over
+        // before that thread has made the call.
+        match pending.mapped.recv_timeout(job.pacing.deadline) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(unreadable(error.to_string())),
+            Err(_) => return Err(unreadable("its work is done, but the buffer was not mapped".into())),
         }
         let view = 4 * pending.slots.len() * job.target.layout().width();
         let counts = self.held.outputs.len() * view;
