@@ -1,14 +1,14 @@
 //! Speed of the engine: `cargo run -p kvmig --example prefill_speed -- MODEL TOKENS [ROUNDS] [THREADS] [dequantised]`.
 //!
-//! Prints the medians over interleaved rounds of a prefill of TOKENS tokens, of the native ends (4 + 32 rows over the same
-//! context) and of decoded tokens; compare it with another engine in the same sitting, machines differ from minute to
+//! Prints the medians over interleaved rounds of a prefill of TOKENS tokens, of native ends (4 + 32 rows, alone and over
+//! TOKENS slots) and of decoded tokens; compare it with another engine in the same sitting, machines differ from minute to
 //! minute.
 #![expect(clippy::print_stdout, reason = "a measurement prints its result")]
 
 use std::{env, time::Instant};
 
 use anyhow::{Context, bail};
-use kvmig::engine::{LoadOptions, Model, ModelSource, Precision, PrefillOptions};
+use kvmig::engine::{LoadOptions, Model, ModelSource, Observer, Precision, PrefillOptions};
 
 const HEAD: usize = 4;
 const TAIL: usize = 32;
@@ -28,16 +28,20 @@ fn main() -> anyhow::Result<()> {
     println!("load        {:>8.2} s    {precision:?}", begun.elapsed().as_secs_f64());
     let vocab = model.config().vocab as u32;
     let prompt: Vec<u32> = (0..tokens as u32).map(|i| (i * 7919 + 13) % vocab.min(20_000)).collect();
-    let (mut prefill, mut ends, mut decode) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut prefill, mut ends, mut tail, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..=rounds {
         let begun = Clock::now();
         let prefilled = model.prefill(&prompt, PrefillOptions::default())?;
         let prefilled_in = begun.elapsed();
-        // The same rows as native ends compute; over a mapped middle they attend to TOKENS slots instead.
+        // As many rows as native ends have, over nothing but themselves.
         let begun = Clock::now();
         model.ends_only(&prompt, HEAD, TAIL, prefilled.cache.layout().elem)?;
         let ends_in = begun.elapsed();
+        // And over all TOKENS slots, where attention costs what it does behind a mapped middle.
         let mut session = model.session(prefilled)?;
+        let begun = Clock::now();
+        session.observe(HEAD + TAIL, &mut Blind)?;
+        let tail_in = begun.elapsed();
         let begun = Clock::now();
         for i in 0..DECODED as u32 {
             session.step(i)?;
@@ -47,20 +51,29 @@ fn main() -> anyhow::Result<()> {
         if round > 0 {
             prefill.push(prefilled_in);
             ends.push(ends_in);
+            tail.push(tail_in);
             decode.push(decoded_in);
         }
     }
     println!("{:12} {:>9} {:>9} {:>9} {:>9}", "median of", "tokens", "seconds", "tokens/s", "CPU s");
-    let ((prefill, prefill_cpu), (ends, ends_cpu), (decode, decode_cpu)) =
-        (median(prefill), median(ends), median(decode));
+    let ((prefill, prefill_cpu), (ends, ends_cpu), (tail, tail_cpu), (decode, decode_cpu)) =
+        (median(prefill), median(ends), median(tail), median(decode));
     let row = |name, tokens: usize, seconds: f64, cpu: f64| {
         println!("{name:12} {tokens:>9} {seconds:>9.3} {:>9.1} {cpu:>9.2}", tokens as f64 / seconds);
     };
     row("prefill", tokens, prefill, prefill_cpu);
     row("native ends", HEAD + TAIL, ends, ends_cpu);
+    row("long tail", HEAD + TAIL, tail, tail_cpu);
     row("decode", DECODED, decode, decode_cpu);
     println!("prefill / native ends {:.1}", prefill / ends);
     Ok(())
+}
+
+/// Looks at nothing.
+struct Blind;
+
+impl Observer for Blind {
+    fn layer(&mut self, _: usize, _: &[u32], _: &[f32], _: &[f32]) {}
 }
 
 /// Wall time, and the process's CPU time where the system tells it: on a busy machine only the latter can be compared.

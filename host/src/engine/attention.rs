@@ -4,11 +4,14 @@
 //! `[rows of a task, block]` however long the context is.
 
 use kvmig_gemm::{GemmError, MatMut, MatRef, Threads, matmul};
-use rayon::prelude::*;
 
 use crate::cache::{LayerKv, Plane};
 
-use super::{ModelConfig, norm::exp};
+use super::{
+    ModelConfig,
+    norm::{exp, widest},
+    team::Team,
+};
 
 /// Keys of one block; scores of a task's rows against them stay in the second-level cache.
 const BLOCK: usize = 256;
@@ -34,6 +37,7 @@ pub(super) struct Visible<'a> {
 /// `queries` and the result are `[rows, heads, d]`; `prefix` is `(its heads, its filled slots)`.
 pub(super) fn attend(
     config: &ModelConfig,
+    team: Team,
     queries: &[f32],
     visible: Visible<'_>,
     own: Heads<'_>,
@@ -42,7 +46,7 @@ pub(super) fn attend(
     let (rows, d) = (visible.slots.len(), config.head_dim);
     let group = config.heads / config.kv_heads;
     let width = config.heads * d;
-    let tasks: Vec<(std::ops::Range<usize>, usize)> = row_blocks(visible, config.kv_heads)
+    let tasks: Vec<(std::ops::Range<usize>, usize)> = row_blocks(visible, config.kv_heads, team.threads())
         .into_iter()
         .flat_map(|block| (0..config.kv_heads).map(move |head| (block.clone(), head)))
         .collect();
@@ -63,7 +67,8 @@ pub(super) fn attend(
         }
         task.finish()
     };
-    let outputs: Vec<Vec<f32>> = tasks.par_iter().map(run).collect();
+    let mut outputs = vec![Vec::new(); tasks.len()];
+    team.each(tasks.iter().zip(&mut outputs).collect(), |(task, output)| *output = run(task));
     let mut out = vec![0.0; rows * width];
     for ((block, head), output) in tasks.iter().zip(&outputs) {
         for (row, output) in block.clone().zip(output.chunks_exact(group * d)) {
@@ -75,9 +80,9 @@ pub(super) fn attend(
 
 /// Runs of rows whose slots follow one another and that see the same first slot, short enough to keep all threads busy:
 /// rows far apart would only mask out each other's keys.
-fn row_blocks(visible: Visible<'_>, kv_heads: usize) -> Vec<std::ops::Range<usize>> {
+fn row_blocks(visible: Visible<'_>, kv_heads: usize, threads: usize) -> Vec<std::ops::Range<usize>> {
     let rows = visible.slots.len();
-    let wanted_tasks = 4 * rayon::current_num_threads();
+    let wanted_tasks = 2 * threads;
     let most = (rows * kv_heads).div_ceil(wanted_tasks).clamp(4, TASK_ROWS);
     let mut blocks = Vec::new();
     let mut start = 0;
@@ -158,12 +163,10 @@ impl Task {
                 scores.fill(0.0);
                 continue;
             }
-            let peak = largest(&scores[seen.clone()]).max(self.peak[query]);
-            let kept = exp(self.peak[query] - peak);
-            self.peak[query] = peak;
             scores[..seen.start].fill(0.0);
             scores[seen.end..].fill(0.0);
-            self.mass[query] = self.mass[query] * kept + exp_sum(&mut scores[seen], peak);
+            let (kept, mass) = soften(&mut scores[seen], &mut self.peak[query]);
+            self.mass[query] = self.mass[query] * kept + mass;
             if kept != 1.0 {
                 self.sums[query * d..][..d].iter_mut().for_each(|x| *x *= kept);
             }
@@ -203,31 +206,48 @@ fn rows_f32<'a>(plane: &'a Plane, offset: usize, len: usize, scratch: &'a mut Ve
     }
 }
 
+/// Raises `peak` to the largest of `scores` and replaces each by `exp(score - peak)`: by what sums over the former peak are
+/// to be multiplied, and the sum of the new values.
+fn soften(scores: &mut [f32], peak: &mut f32) -> (f32, f32) {
+    widest(
+        #[inline(always)]
+        || {
+            let former = *peak;
+            *peak = largest(scores).max(former);
+            (exp(former - *peak), exp_sum(scores, *peak))
+        },
+    )
+}
+
+/// Numbers side by side: the registers of the widest instructions, twice.
+const LANES: usize = 32;
+
+#[inline(always)]
 fn largest(values: &[f32]) -> f32 {
-    let mut peaks = [f32::NEG_INFINITY; 8];
-    let chunks = values.chunks_exact(8);
-    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut peaks = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
         for (peak, x) in peaks.iter_mut().zip(chunk) {
             // A comparison, not `f32::max`: its rule for NaN keeps the loop from vectorising.
             *peak = if *x > *peak { *x } else { *peak };
         }
     }
-    peaks.into_iter().fold(rest, f32::max)
+    peaks.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Replaces each value by `exp(value - peak)` and returns their sum.
+#[inline(always)]
 fn exp_sum(values: &mut [f32], peak: f32) -> f32 {
-    let mut sums = [0.0f32; 8];
-    let mut chunks = values.chunks_exact_mut(8);
-    for chunk in &mut chunks {
+    let mut sums = [0.0f32; LANES];
+    let (chunks, rest) = values.as_chunks_mut::<LANES>();
+    for chunk in chunks {
         for (sum, x) in sums.iter_mut().zip(chunk) {
             *x = exp(*x - peak);
             *sum += *x;
         }
     }
     let mut sum = 0.0;
-    for x in chunks.into_remainder() {
+    for x in rest {
         *x = exp(*x - peak);
         sum += *x;
     }
@@ -324,7 +344,7 @@ mod tests {
             let firsts = vec![0; slots.len()];
             let queries = wave(slots.len() * 6 * 8, 0.9);
             let heads = Heads { kv: own.layer(0), head_stride: own.head_stride() };
-            let got = attend(&config, &queries, Visible { firsts: &firsts, slots: &slots }, heads, None);
+            let got = attend(&config, Team::Rayon, &queries, Visible { firsts: &firsts, slots: &slots }, heads, None);
             let seen: Vec<_> = slots.iter().map(|&s| (0..=s).map(|i| (&own, i)).collect()).collect();
             let error = worst(&got, &reference(&config, &queries, &seen));
             assert!(error < 1e-5, "{elem:?}: {error}");
@@ -344,6 +364,7 @@ mod tests {
             (Box::leak(Box::new(prefix)), Box::leak(Box::new(own)));
         let got = attend(
             &config,
+            Team::Tensor,
             &queries,
             Visible { firsts: &firsts, slots: &slots },
             heads(own),

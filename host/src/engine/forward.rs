@@ -3,14 +3,13 @@
 //! Everything is this one pass: a chunk of a prefill, one decoded token, the native ends of a mapped cache (the first and
 //! the last tokens in one batch), and the continuations that are scored over a shared prefix.
 
-use rayon::prelude::*;
-
 use crate::cache::KvPlanes;
 
 use super::{
     EngineError, ModelConfig,
     attention::{Heads, Visible, attend},
     norm,
+    team::Team,
     weights::{LayerWeights, Weights},
 };
 
@@ -70,12 +69,12 @@ pub(super) fn forward(
     want: Want,
     mut observer: Option<&mut dyn Observer>,
 ) -> Result<Vec<f32>, EngineError> {
-    let rows = batch.tokens.len();
+    let (rows, team) = (batch.tokens.len(), weights.team);
     let table = config.rope.table(batch.positions);
     let mut x = weights.embedding.rows(batch.tokens)?;
     let mut scratch = Scratch::default();
     for (l, layer) in weights.layers.iter().enumerate() {
-        project(config, layer, &x, &table, &mut scratch)?;
+        project(config, team, layer, &x, &table, &mut scratch)?;
         store(config, planes, l, batch.slots, &scratch);
         // After the last layer's keys and values are stored, only rows whose logits are wanted have to go on.
         let last = l + 1 == config.layers && observer.is_none();
@@ -89,12 +88,12 @@ pub(super) fn forward(
         let shared = prefix.map(|p| (Heads { kv: p.planes.layer(l), head_stride: p.planes.head_stride() }, p.len));
         let visible = Visible { firsts: &batch.firsts[kept..], slots: &batch.slots[kept..] };
         let queries = &scratch.q[kept * config.heads * config.head_dim..];
-        let outputs = attend(config, queries, visible, own, shared);
+        let outputs = attend(config, team, queries, visible, own, shared);
         if let Some(observer) = &mut observer {
             observer.layer(l, batch.positions, queries, &outputs);
         }
         x.drain(..kept * config.hidden);
-        finish_layer(config, layer, &mut x, &outputs, &mut scratch)?;
+        finish_layer(config, team, layer, &mut x, &outputs, &mut scratch)?;
     }
     let hidden = match want {
         Want::Nothing => return Ok(Vec::new()),
@@ -102,7 +101,7 @@ pub(super) fn forward(
         Want::All => &x[..],
     };
     let mut normed = vec![0.0; hidden.len()];
-    norm::rms_norm(hidden, &weights.norm, config.rms_eps, &mut normed);
+    norm::rms_norm(team, hidden, &weights.norm, config.rms_eps, &mut normed);
     let mut logits = Vec::new();
     weights.head().apply(&normed, &mut logits)?;
     match logits.iter().find(|x| !x.is_finite()) {
@@ -114,13 +113,14 @@ pub(super) fn forward(
 /// Queries, keys and values of every row, normalised and rotated.
 fn project(
     config: &ModelConfig,
+    team: Team,
     layer: &LayerWeights,
     x: &[f32],
     table: &[f32],
     scratch: &mut Scratch,
 ) -> Result<(), EngineError> {
     scratch.normed.resize(x.len(), 0.0);
-    norm::rms_norm(x, &layer.attention_norm, config.rms_eps, &mut scratch.normed);
+    norm::rms_norm(team, x, &layer.attention_norm, config.rms_eps, &mut scratch.normed);
     layer.q.apply(&scratch.normed, &mut scratch.q)?;
     layer.k.apply(&scratch.normed, &mut scratch.k)?;
     layer.v.apply(&scratch.normed, &mut scratch.v)?;
@@ -130,12 +130,14 @@ fn project(
     };
     for (rows, heads, weight) in [(&mut scratch.q, config.heads, q_norm), (&mut scratch.k, config.kv_heads, k_norm)] {
         let d = config.head_dim;
-        rows.par_chunks_mut(heads * d).zip(table.par_chunks(config.rope.dims)).for_each(|(row, turns)| {
-            for head in row.chunks_exact_mut(d) {
-                if let Some(weight) = weight {
-                    norm::rms_norm_head(head, weight, config.rms_eps);
+        team.rows((rows, heads * d), (table, config.rope.dims), |rows, table| {
+            for (row, turns) in rows.chunks_exact_mut(heads * d).zip(table.chunks_exact(config.rope.dims)) {
+                for head in row.chunks_exact_mut(d) {
+                    if let Some(weight) = weight {
+                        norm::rms_norm_head(head, weight, config.rms_eps);
+                    }
+                    norm::rotate(head, turns);
                 }
-                norm::rotate(head, turns);
             }
         });
     }
@@ -159,19 +161,20 @@ fn store(config: &ModelConfig, planes: &mut KvPlanes, layer: usize, slots: &[usi
 /// The output projection and the feed-forward network, each added to the residual stream `x`.
 fn finish_layer(
     config: &ModelConfig,
+    team: Team,
     layer: &LayerWeights,
     x: &mut [f32],
     attention: &[f32],
     scratch: &mut Scratch,
 ) -> Result<(), EngineError> {
     layer.o.apply(attention, &mut scratch.projected)?;
-    norm::add(x, &scratch.projected);
+    norm::add(team, x, &scratch.projected);
     scratch.normed.resize(x.len(), 0.0);
-    norm::rms_norm(x, &layer.ffn_norm, config.rms_eps, &mut scratch.normed);
+    norm::rms_norm(team, x, &layer.ffn_norm, config.rms_eps, &mut scratch.normed);
     layer.gate.apply(&scratch.normed, &mut scratch.gate)?;
     layer.up.apply(&scratch.normed, &mut scratch.up)?;
-    norm::swiglu(&mut scratch.gate, &scratch.up);
+    norm::swiglu(team, &mut scratch.gate, &scratch.up);
     layer.down.apply(&scratch.gate, &mut scratch.projected)?;
-    norm::add(x, &scratch.projected);
+    norm::add(team, x, &scratch.projected);
     Ok(())
 }

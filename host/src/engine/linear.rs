@@ -41,6 +41,11 @@ impl Linear {
 }
 
 impl Matrix {
+    /// Whether products compute in a block format.
+    pub(super) fn is_quantised(&self) -> bool {
+        matches!(self.numbers, Numbers::Quantised(_))
+    }
+
     /// `out[r] = matrix · x[r]` for `x` of `[rows, inputs]`; `out` becomes `[rows, outputs]`.
     pub(super) fn apply(&self, x: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         let rows = x.len() / self.inputs;

@@ -20,6 +20,7 @@ mod resume;
 mod sampling;
 mod session;
 mod source;
+mod team;
 mod tokenizer;
 mod weights;
 

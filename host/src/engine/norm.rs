@@ -1,24 +1,18 @@
-//! Elementwise steps between the matrix products, on slices, one row per task.
+//! Elementwise steps between the matrix products, on slices.
 
-use rayon::prelude::*;
-
-/// Rows below which a step stays on the caller's thread: waking others costs more.
-const FEW_ROWS: usize = 4;
+use super::team::Team;
 
 /// `to[r] = from[r] / sqrt(mean(from[r]²) + eps) * weight` for rows of `weight.len()` elements (Zhang & Sennrich 2019).
-pub(super) fn rms_norm(from: &[f32], weight: &[f32], eps: f32, to: &mut [f32]) {
+pub(super) fn rms_norm(team: Team, from: &[f32], weight: &[f32], eps: f32, to: &mut [f32]) {
     let width = weight.len();
-    let one = |(to, from): (&mut [f32], &[f32])| {
-        let scale = inverse_rms(from, eps);
-        for ((to, x), w) in to.iter_mut().zip(from).zip(weight) {
-            *to = x * scale * w;
+    team.rows((to, width), (from, width), |to, from| {
+        for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)) {
+            let scale = inverse_rms(from, eps);
+            for ((to, x), w) in to.iter_mut().zip(from).zip(weight) {
+                *to = x * scale * w;
+            }
         }
-    };
-    if from.len() < FEW_ROWS * width {
-        to.chunks_mut(width).zip(from.chunks(width)).for_each(one);
-    } else {
-        to.par_chunks_mut(width).zip(from.par_chunks(width)).for_each(one);
-    }
+    });
 }
 
 /// [`rms_norm`] of one short row, in place: a head of the queries or keys.
@@ -53,19 +47,22 @@ pub(super) fn rotate(head: &mut [f32], table: &[f32]) {
 }
 
 /// `gate = silu(gate) * up`, `silu(x) = x / (1 + e^-x)` (Shazeer 2020).
-pub(super) fn swiglu(gate: &mut [f32], up: &[f32]) {
-    const TASK: usize = 8192;
-    gate.par_chunks_mut(TASK).zip(up.par_chunks(TASK)).for_each(|(gate, up)| {
-        for (g, u) in gate.iter_mut().zip(up) {
-            *g = *g / (1.0 + exp(-*g)) * u;
-        }
+pub(super) fn swiglu(team: Team, gate: &mut [f32], up: &[f32]) {
+    team.rows((gate, 1), (up, 1), |gate, up| {
+        widest(
+            #[inline(always)]
+            || {
+                for (g, u) in gate.iter_mut().zip(up) {
+                    *g = *g / (1.0 + exp(-*g)) * u;
+                }
+            },
+        );
     });
 }
 
 /// `to += from`.
-pub(super) fn add(to: &mut [f32], from: &[f32]) {
-    const TASK: usize = 32 * 1024;
-    to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| {
+pub(super) fn add(team: Team, to: &mut [f32], from: &[f32]) {
+    team.rows((to, 1), (from, 1), |to, from| {
         for (to, from) in to.iter_mut().zip(from) {
             *to += from;
         }
@@ -81,9 +78,17 @@ pub(super) fn add_bias(rows: &mut [f32], bias: &[f32]) {
     }
 }
 
+/// Runs `work` as it was compiled for the widest vector instructions of this processor. A closure that is not
+/// `#[inline(always)]`, and a function in it that is not inlined, is compiled for the oldest ones.
+#[inline]
+pub(super) fn widest<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
 /// `e^x` without a branch, so that loops over it vectorise: `2^n · p(r)` with `n` the nearest whole number to `x / ln 2` and
 /// `p` the Taylor polynomial of degree 6 on `|r| ≤ ln 2 / 2`. Relative error below 4e-7 on [-87, 88]; clamped outside, so
 /// that `e^-inf` is about 1e-38 and not 0, which a softmax cannot tell apart.
+#[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2²³ rounds to a whole number in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
@@ -122,7 +127,7 @@ mod tests {
         let row: Vec<f32> = (0..37).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
         let weight: Vec<f32> = (0..37).map(|i| 1.0 + i as f32 / 10.0).collect();
         let mut out = vec![0.0; 37];
-        rms_norm(&row, &weight, 1e-5, &mut out);
+        rms_norm(Team::Rayon, &row, &weight, 1e-5, &mut out);
         let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 37.0;
         for ((x, w), y) in row.iter().zip(&weight).zip(&out) {
             let expected = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*w);

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::{
     EngineError, ModelConfig, Precision,
     linear::{Linear, Matrix},
+    team::Team,
 };
 
 /// All weights of one decoder.
@@ -19,6 +20,8 @@ pub(super) struct Weights {
     pub(super) norm: Vec<f32>,
     /// `[vocab, hidden]`; the embedding where it is `None`.
     head: Option<Matrix>,
+    /// Where most of the products run.
+    pub(super) team: Team,
 }
 
 /// One layer's weights.
@@ -67,8 +70,18 @@ impl Weights {
             },
         );
         let (embedding, head) = tables?;
-        Ok(Weights { embedding, layers: layers?, norm: files.vector(Part::Norm, config.hidden)?, head })
+        let layers = layers?;
+        let team = team(&layers);
+        Ok(Weights { embedding, layers, norm: files.vector(Part::Norm, config.hidden)?, head, team })
     }
+}
+
+/// The team of most of the layers' weights.
+fn team(layers: &[LayerWeights]) -> Team {
+    let matrices = layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]).map(|l| &l.matrix);
+    let (quantised, dense): (Vec<&Matrix>, Vec<&Matrix>) = matrices.partition(|m| m.is_quantised());
+    let size = |matrices: &[&Matrix]| matrices.iter().map(|m| m.outputs * m.inputs).sum::<usize>();
+    if size(&quantised) > size(&dense) { Team::Tensor } else { Team::Rayon }
 }
 
 fn load_layer(

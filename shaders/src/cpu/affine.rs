@@ -72,7 +72,7 @@ pub fn affine(
 
 /// Columns of the panel that a task packs at a time. The blocks lie far apart, on another page for every row: copied side by
 /// side first, they are fetched ahead and stay in cache, and several make one deep product.
-const PACKED_DEPTH: usize = 1024;
+const PACKED_DEPTH: usize = 512;
 
 /// What a thread keeps from task to task.
 #[derive(Default)]
