@@ -182,7 +182,7 @@ impl Gate {
             return Err(GateError::TrialOfSeveral { found: request.candidates.len() });
         };
         // How a cache fares after many mappings is a thing to measure: a trial has no limit of hops.
-        if let Some(reason) = request.obstacle(u32::MAX) {
+        if let Some(reason) = request.obstacle(u32::MAX).or_else(|| candidate.obstacle(request)) {
             return Err(GateError::NoTrial(reason));
         }
         // The audit of a refused request has evidence, and is held to what would have been promised.
@@ -202,5 +202,5 @@ impl Gate {
 }
 
 fn terms(request: &Request<'_>, candidate: &Candidate<'_>) -> Terms {
-    Terms { artifact: candidate.loaded.artifact(), cache: request.cache.digest, hops: request.hops() }
+    Terms { artifact: candidate.loaded.artifact(), cache: request.cache }
 }

@@ -1,6 +1,6 @@
 //! Hold on an open ticket.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{
     Metric, Quality, Ticket,
@@ -13,12 +13,14 @@ pub(crate) struct Lease {
     ledger: Ledger,
     ticket: Ticket,
     duration: Duration,
+    /// When it was last renewed.
+    renewed: Instant,
     owed: bool,
 }
 
 impl Lease {
     pub(super) fn new(ledger: Ledger, ticket: Ticket, duration: Duration) -> Lease {
-        Lease { ledger, ticket, duration, owed: true }
+        Lease { ledger, ticket, duration, renewed: Instant::now(), owed: true }
     }
 
     pub(crate) fn ticket(&self) -> &Ticket {
@@ -32,7 +34,19 @@ impl Lease {
 
     /// The permit was redeemed: the mapping begins.
     pub(crate) fn take_off(&mut self) -> Result<(), LedgerError> {
-        self.ledger.take_off(&self.ticket, self.duration)
+        self.ledger.take_off(&self.ticket, self.duration)?;
+        self.renewed = Instant::now();
+        Ok(())
+    }
+
+    /// Renews the lease once half of it is over.
+    pub(crate) fn renew(&mut self) -> Result<(), LedgerError> {
+        if self.renewed.elapsed() < self.duration / 2 {
+            return Ok(());
+        }
+        self.ledger.renew(&self.ticket, self.duration)?;
+        self.renewed = Instant::now();
+        Ok(())
     }
 
     pub(crate) fn settle(self, realised: &Quality, miss: Option<bool>) -> Result<Ticket, LedgerError> {

@@ -13,7 +13,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const APPLICATION_ID: i64 = 0x6b76_6d67;
 
 /// Step i brings schema i to i + 1. A step that was released is never edited.
-const MIGRATIONS: [&str; 1] = [include_str!("schema/0001_tickets.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema/0001_tickets.sql"), include_str!("schema/0002_precision.sql")];
 
 const SCHEMA: i64 = MIGRATIONS.len() as i64;
 

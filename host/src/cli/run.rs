@@ -14,7 +14,7 @@ use kvmig_gate::{Gate, Policy};
 use crate::{
     bundled,
     engine::Sampling,
-    migrate::{Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
+    migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
     pair::Pair,
 };
 
@@ -113,13 +113,13 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let mut report = Report::new(&setup, &ask, !args.json);
     let bar = bar(tokens.len(), source.name());
     let mut failed = None;
-    let record = hand_over(&setup, ask, &mut |event| {
+    let answered = hand_over(&setup, ask, &mut |event| {
         let done = match event {
             Event::Prefilled { done, .. } => {
                 bar.set_position(done as u64);
                 Ok(())
             }
-            Event::Ready(record) => {
+            Event::Ready { record, .. } => {
                 bar.finish_and_clear();
                 report.ready(record)
             }
@@ -135,16 +135,23 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let record = match record {
-        Err(HandoffError::Stopped) => bail!("interrupted; the ticket is written down as unaudited"),
+    let Answered { record, stopped, trouble } = match answered {
+        Err(HandoffError::Stopped) => bail!("interrupted before anything was decided: there is no ticket"),
         other => other?,
     };
+    // The answer first: what went wrong beside it has not made it worse.
     if args.json {
         let mut out = std::io::stdout().lock();
         serde_json::to_writer_pretty(&mut out, &record)?;
         writeln!(out)?;
     } else {
         report.done(&record)?;
+    }
+    if let Some(trouble) = trouble {
+        return Err(trouble.into());
+    }
+    if stopped {
+        bail!("interrupted; ticket {} is ended, its record holds the answer so far", record.ticket);
     }
     let refused = record.decision != "migrate";
     Ok(if refused && args.require_migration { Ending::Negative } else { Ending::Done })

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{
     EngineError, ModelConfig, Precision,
-    linear::{Linear, Matrix},
+    linear::{Linear, Matrix, Numbers},
 };
 
 /// All weights of one decoder.
@@ -41,6 +41,19 @@ impl Weights {
     /// The matrix that turns the last hidden state into logits.
     pub(super) fn head(&self) -> &Matrix {
         self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// In which numbers they are multiplied: a model without a quantised matrix computes the same whatever was asked for.
+    pub(super) fn precision(&self) -> Precision {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let LayerWeights { q, k, v, o, gate, up, down, .. } = layer;
+            [q, k, v, o, gate, up, down].map(|linear| &linear.matrix)
+        });
+        let mut matrices = layers.chain([&self.embedding, self.head()]);
+        match matrices.all(|matrix| matches!(matrix.numbers, Numbers::Dense(_))) {
+            true => Precision::Dequantised,
+            false => Precision::Quantised,
+        }
     }
 
     pub(super) fn load(

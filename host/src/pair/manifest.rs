@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of the folder's format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Everything about a pair but its weights, module and documents' outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The bytes that [`kvmig_gate::Loader::new`] hashes: the same for the same identity, however the file is laid out.
+    /// The details that [`kvmig_gate::PairIdentity`] hashes: the same for the same identity, however the file is laid out.
     pub fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("an identity holds strings, numbers and lists only")
     }

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use kvmig_gate::{Digest, Evidence, Loaded, Loader};
+use kvmig_gate::{Digest, Evidence, Loaded, Loader, PairIdentity};
 
 use crate::{
     engine::Model,
@@ -167,7 +167,14 @@ impl Pair {
 
 /// Copies module and weights into memory of their own and hashes the copies.
 fn load(label: &str, identity: &Identity, module: &[u8], weights: &[u8]) -> Result<Loaded, PairError> {
-    let mut loader = Loader::new(module.to_vec(), &identity.bytes());
+    let pair = PairIdentity {
+        source: identity.source.digest,
+        target: identity.target.digest,
+        head: identity.head,
+        tail: identity.tail,
+        details: &identity.bytes(),
+    };
+    let mut loader = Loader::new(module.to_vec(), &pair);
     weights::load(&file(label, WEIGHTS), weights, &mut loader)?;
     Ok(loader.finish())
 }

@@ -87,7 +87,7 @@ fn evidence(artifact: Digest) -> Evidence {
         reprefill_ms: 9.0,
     };
     let documents = (0..3).map(document).collect();
-    Evidence { artifact, head: 4, tail: 8, seed: 1, backend: "cpu".into(), documents }
+    Evidence { artifact, seed: 1, backend: "cpu".into(), precision: "dequantised".into(), documents }
 }
 
 /// A written folder, to be spoilt.
@@ -159,8 +159,8 @@ fn unknown_fields_and_newer_formats() {
     replace(&manifest, "head = 4", "head = 4\nheadroom = 5");
     refused(&folder, &[MANIFEST, "headroom"]);
     replace(&manifest, "headroom = 5", "");
-    replace(&manifest, "format = 1", "format = 2\nsomething_new = true");
-    refused(&folder, &[MANIFEST, "identity.format", "found 2", "expected 1"]);
+    replace(&manifest, "format = 2", "format = 3\nsomething_new = true");
+    refused(&folder, &[MANIFEST, "identity.format", "found 3", "expected 2"]);
 }
 
 #[test]

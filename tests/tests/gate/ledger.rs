@@ -97,13 +97,41 @@ fn history_can_not_be_rewritten() {
     }
 }
 
+/// Rows of before stay what they were, and say that nobody kept their precision.
+#[test]
+fn a_ledger_of_an_older_schema_is_brought_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.sqlite");
+    let sqlite = Connection::open(&path).unwrap();
+    sqlite.execute_batch(include_str!("../../../gate/src/ledger/schema/0001_tickets.sql")).unwrap();
+    sqlite.pragma_update(None, "application_id", 0x6b76_6d67).unwrap();
+    sqlite.pragma_update(None, "user_version", 1).unwrap();
+    let digest = Policy::default().digest().to_string();
+    sqlite.execute("INSERT INTO policies VALUES (?1, '{}')", [&digest]).unwrap();
+    sqlite
+        .execute(
+            "INSERT INTO tickets (ticket, decided_ms, policy, pair, source_model, target_model, cache_model, cache, tokens,
+                 hops, head, tail, backend, candidates, decision, reason, explanation, state, ended_ms)
+             VALUES ('01jdw3k8x-7q2m9ab', 1, ?1, 'old', ?1, ?1, ?1, ?1, 9, 1, 4, 32, 'cpu', '[]', 'reprefill', 'no_evidence',
+                 'none', 'refused', 1)",
+            [&digest],
+        )
+        .unwrap();
+    drop(sqlite);
+    let gate = Gate::open(Policy::default(), &path).unwrap();
+    let row = gate.ticket(&"01jdw3k8x-7q2m9ab".parse().unwrap()).unwrap();
+    assert_eq!((row.pair.as_str(), row.precision), ("old", None));
+    let ticket = gate.decide(&request(&[])).unwrap().ticket().clone();
+    assert_eq!(gate.ticket(&ticket).unwrap().precision.as_deref(), Some("quantised"));
+}
+
 #[test]
 fn a_ledger_of_a_newer_schema_is_left_alone() {
     let scene = scene();
     drop(scene.gate);
     Connection::open(&scene.path).unwrap().pragma_update(None, "user_version", 99).unwrap();
     let error = refusal(&scene.path);
-    assert!(matches!(error, LedgerError::Newer { found: 99, supported: 1, .. }), "{error}");
+    assert!(matches!(error, LedgerError::Newer { found: 99, supported: 2, .. }), "{error}");
     let version: i64 =
         Connection::open(&scene.path).unwrap().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, 99);
