@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::{Gate, GateError, PairSummary, Quality, Receipt, Ticket, TicketFilter, TicketRow, ledger::End};
+use crate::{
+    Gate, GateError, LedgerError, PairSummary, Quality, Receipt, Ticket, TicketFilter, TicketRow, ledger::End,
+};
 
 /// A settled migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -64,6 +66,23 @@ impl Gate {
     /// When the lease ran out before, or the ledger can't be written.
     pub fn failed(&self, receipt: Receipt, why: &str) -> Result<Ticket, GateError> {
         Ok(receipt.into_lease().fail(why)?)
+    }
+
+    /// Ends every ticket that this process still holds as abandoned, for `why`: for a process that is about to end without
+    /// dropping what it holds.
+    ///
+    /// # Errors
+    ///
+    /// When the ledger can't be written.
+    pub fn abandon_open(&self, why: &str) -> Result<(), GateError> {
+        for ticket in self.ledger.open_tickets().iter() {
+            match self.ledger.end(ticket, &End::Abandoned { why }) {
+                // Its holder was quicker.
+                Ok(()) | Err(LedgerError::WrongState { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Keeps the host's record of a run beside its ticket; once.

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -189,6 +190,39 @@ fn a_prompt_without_a_middle_is_prefilled() {
     let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--prompt", "Hello"]).output().unwrap();
     let record = record(&output);
     assert_eq!((record["decision"].as_str(), record["reason"].as_str()), (Some("reprefill"), Some("nothing_to_map")));
+}
+
+/// One thread count for engine and mapper; that it was taken up shows in nothing but time.
+#[test]
+fn threads_are_the_processs() {
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--threads", "1", "-n", "4"]).output().unwrap();
+    assert_eq!(record(&output)["decision"], "migrate");
+}
+
+/// Ctrl-C: the answer ends, and the ticket with it.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_answer_leaves_no_open_ticket() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = kvmig(folder.path())
+        .args(["run", "--device", "cpu", "-n", "500"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The handler is there once the answer has begun.
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: interrupted; ticket"), "{}", stderr(&output));
+    let log = kvmig(folder.path()).args(["gate", "log", "--json"]).output().unwrap();
+    let log: Value = serde_json::from_slice(&log.stdout).unwrap();
+    assert_eq!(log[0]["state"], "unaudited", "{log:#}");
 }
 
 #[test]

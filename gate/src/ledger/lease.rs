@@ -20,6 +20,7 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(super) fn new(ledger: Ledger, ticket: Ticket, duration: Duration) -> Lease {
+        ledger.open_tickets().insert(ticket.clone());
         Lease { ledger, ticket, duration, renewed: Instant::now(), owed: true }
     }
 
@@ -81,5 +82,6 @@ impl Drop for Lease {
             // Nobody is left to tell of an error here; the lease runs out, and the next to open the ledger finds it.
             let _ = self.ledger.end(&self.ticket, &End::Abandoned { why: "dropped before it was settled" });
         }
+        self.ledger.open_tickets().remove(&self.ticket);
     }
 }

@@ -14,6 +14,7 @@ mod query;
 mod row;
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -37,6 +38,8 @@ pub(crate) struct Ledger(Arc<Shared>);
 struct Shared {
     path: PathBuf,
     connection: Mutex<Connection>,
+    /// Tickets that a lease of this process holds.
+    open: Mutex<BTreeSet<Ticket>>,
 }
 
 /// How an open ticket ends.
@@ -52,7 +55,11 @@ impl Ledger {
     /// Opens the ledger, makes it where there is none, and ends tickets whose lease ran out.
     pub(crate) fn open(path: &Path) -> Result<Ledger, LedgerError> {
         let connection = open::open(path)?;
-        let ledger = Ledger(Arc::new(Shared { path: path.to_owned(), connection: Mutex::new(connection) }));
+        let ledger = Ledger(Arc::new(Shared {
+            path: path.to_owned(),
+            connection: Mutex::new(connection),
+            open: Mutex::default(),
+        }));
         ledger.abandon_expired(now_ms())?;
         Ok(ledger)
     }
@@ -82,6 +89,12 @@ impl Ledger {
     pub(crate) fn grant(&self, entry: &Entry<'_>, lease: Duration) -> Result<Lease, LedgerError> {
         let ticket = entry.insert(self, State::Decided, Some(lease))?;
         Ok(Lease::new(self.clone(), ticket, lease))
+    }
+
+    /// The tickets that leases of this process hold.
+    pub(crate) fn open_tickets(&self) -> MutexGuard<'_, BTreeSet<Ticket>> {
+        // A set is whole whatever panicked beside it.
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves a decided ticket into flight, and renews its lease.

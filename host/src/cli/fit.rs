@@ -4,7 +4,7 @@ use std::{
     io::{IsTerminal, Write},
     ops::ControlFlow,
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::Arc,
 };
 
 use anyhow::Context;
@@ -22,6 +22,7 @@ use crate::{
 use super::{
     Ending,
     evidence::evidence_table,
+    interrupt,
     models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
     run::{open_gate, policy},
 };
@@ -107,19 +108,15 @@ pub(super) struct Args {
     engine: EngineArgs,
 }
 
-/// Set by Ctrl-C: the fit keeps what it has and ends.
-static STOP: AtomicBool = AtomicBool::new(false);
-
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let options = args.options()?;
     args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
     let policy = policy(args.policy.as_deref())?;
+    let engine = args.engine.options()?;
     let device = args.device.open()?;
-    let engine = args.engine.options();
     let (source, target) = (args.source.load(engine)?, args.target.load(engine)?);
-    let gate = open_gate(policy, &args.ledger.path()?)?;
-    // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
-    let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));
+    let gate = Arc::new(open_gate(policy, &args.ledger.path()?)?);
+    interrupt::watch(&gate);
     let mut bars = Bars::new();
     let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| bars.show(progress))?;
     bars.clear();
@@ -198,7 +195,7 @@ impl Bars {
             self.bar.set_message(stage.name());
         }
         self.bar.set_position(done as u64);
-        if STOP.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn clear(&self) {

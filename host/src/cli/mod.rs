@@ -5,6 +5,7 @@ mod devices;
 mod evidence;
 mod fit;
 mod gate;
+mod interrupt;
 mod models;
 mod pair;
 mod report;

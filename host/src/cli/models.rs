@@ -17,7 +17,8 @@ pub(super) struct EngineArgs {
     /// Compute with quantised weights as they are, or with all weights as f32 (exact, four bytes a weight)
     #[arg(long, value_enum, default_value_t = PrecisionArg::Quantised)]
     precision: PrecisionArg,
-    /// Threads to compute with [default: all]
+    /// Threads to compute with, in engine and mapper alike; products of quantised weights take theirs from RAYON_NUM_THREADS
+    /// [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
@@ -29,13 +30,20 @@ enum PrecisionArg {
 }
 
 impl EngineArgs {
-    /// As the engine takes it.
-    pub(super) fn options(self) -> LoadOptions {
+    /// As the engine takes it. The number of threads is the process's: engine, mirrors and fit share one pool, which must not
+    /// have been used before.
+    pub(super) fn options(self) -> anyhow::Result<LoadOptions> {
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads.into())
+                .build_global()
+                .with_context(|| format!("--threads {threads}"))?;
+        }
         let precision = match self.precision {
             PrecisionArg::Quantised => Precision::Quantised,
             PrecisionArg::Dequantised => Precision::Dequantised,
         };
-        LoadOptions { precision, threads: self.threads.map(usize::from) }
+        Ok(LoadOptions { precision, threads: None })
     }
 }
 

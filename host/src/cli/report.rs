@@ -54,12 +54,12 @@ impl Report {
             let stages = [
                 ("gate", ms.gate),
                 ("module", ms.module),
-                ("weights", ms.weights),
                 ("upload", ms.upload),
                 ("map", ms.map),
                 ("readback", ms.readback),
                 ("install", ms.install),
                 ("native ends", ms.native_ends),
+                ("other", ms.other),
             ];
             let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
             writeln!(err, "{}", line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))))?;

@@ -3,7 +3,7 @@
 use std::{
     io::{IsTerminal, Read, Write},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::Arc,
     time::Instant,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 use super::{
-    Ending,
+    Ending, interrupt,
     models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
     report::Report,
 };
@@ -74,9 +74,6 @@ pub(super) struct Args {
     engine: EngineArgs,
 }
 
-/// Set by Ctrl-C: the run ends after the token it is at, with its ticket written down.
-static STOP: AtomicBool = AtomicBool::new(false);
-
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let prompt = prompt(&args)?;
     if prompt.is_empty() {
@@ -84,6 +81,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     }
     let policy = policy(args.policy.as_deref())?;
     let clock = Instant::now();
+    let options = args.engine.options()?;
     let device = args.device.open()?;
     let (source, target, pair) = match &args.pair {
         Some(folder) => {
@@ -95,9 +93,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
             (ModelArg::Bundled(source), ModelArg::Bundled(target), bundled::default_pair()?)
         }
     };
-    let options = args.engine.options();
     let (source, target) = (source.load(options)?, target.load(options)?);
-    let gate = open_gate(policy, &args.ledger.path()?)?;
+    let gate = Arc::new(open_gate(policy, &args.ledger.path()?)?);
     let mapper = Mapper::load(&pair, &device)?;
     let tokens = source.tokenizer().encode(&prompt)?;
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
@@ -108,8 +105,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let ask =
         Ask { tokens: &tokens, domain: args.domain.as_deref(), generate: args.n, sampling: Sampling::Greedy, audit };
 
-    // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
-    let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));
+    interrupt::watch(&gate);
     let mut report = Report::new(&setup, &ask, !args.json);
     let bar = bar(tokens.len(), source.name());
     let mut failed = None;
@@ -119,6 +115,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
                 bar.set_position(done as u64);
                 Ok(())
             }
+            Event::Reprefilled { .. } => Ok(()),
             Event::Ready { record, .. } => {
                 bar.finish_and_clear();
                 report.ready(record)
@@ -129,14 +126,15 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         if let Err(error) = done {
             failed.get_or_insert(error);
         }
-        failed.is_none() && !STOP.load(Ordering::Relaxed)
+        failed.is_none() && !interrupt::asked()
     });
     bar.finish_and_clear();
     if let Some(error) = failed {
         return Err(error.into());
     }
     let Answered { record, stopped, trouble } = match answered {
-        Err(HandoffError::Stopped) => bail!("interrupted before anything was decided: there is no ticket"),
+        // A report that can't be printed stops the run too, and was told above.
+        Err(stopped @ HandoffError::Stopped { .. }) => bail!("interrupted: {stopped}"),
         other => other?,
     };
     // The answer first: what went wrong beside it has not made it worse.

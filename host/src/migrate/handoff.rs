@@ -3,7 +3,7 @@
 //! Refused, or failed on the way, the target's ordinary prefill runs, and what follows is bit-identical to never having
 //! tried.
 
-use std::time::Instant;
+use std::{ops::ControlFlow, time::Instant};
 
 use kvmig_gate::{
     CacheFacts, Candidate, Decision, DigestBuilder, Gate, GateError, Live, Permit, Prediction, Reason, Receipt,
@@ -70,6 +70,13 @@ pub enum Event<'a> {
         /// Tokens of the prompt.
         total: usize,
     },
+    /// The target has prefilled so many of the prompt's tokens itself.
+    Reprefilled {
+        /// Tokens done.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
     /// The target stands behind the prompt; everything of the record but answer and audit is known.
     Ready {
         /// The record so far.
@@ -92,9 +99,21 @@ pub enum HandoffError {
     /// The gate could not write its decision down: nothing is tried unrecorded.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// The caller's callback asked to stop before anything was decided.
-    #[error("stopped in the source's prefill, before anything was decided")]
-    Stopped,
+    /// The caller's callback asked to stop before the answer began.
+    #[error("stopped in the {model}'s prefill after {done} of {total} tokens, {}", match ticket {
+        Some(ticket) => format!("nothing of ticket {ticket} is left open"),
+        None => "before anything was decided".to_owned(),
+    })]
+    Stopped {
+        /// `source` or `target`.
+        model: &'static str,
+        /// Tokens prefilled.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+        /// The decision, once it was made: a refusal, or a migration that failed.
+        ticket: Option<Ticket>,
+    },
 }
 
 /// Something that went wrong without keeping the answer from anyone.
@@ -131,19 +150,11 @@ pub fn run(
     ask: Ask<'_>,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Answered, HandoffError> {
-    let mut ms = Stages { load: setup.load_ms, ..Stages::default() };
+    let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
     let clock = Instant::now();
-    let prefilled = {
-        let mut progress = |p: Progress| match each(Event::Prefilled { done: p.done, total: p.total }) {
-            true => std::ops::ControlFlow::Continue(()),
-            false => std::ops::ControlFlow::Break(()),
-        };
-        let options = PrefillOptions { progress: Some(&mut progress), ..PrefillOptions::default() };
-        setup.source.prefill(ask.tokens, options).map_err(|error| match error {
-            EngineError::Cancelled { .. } => HandoffError::Stopped,
-            other => other.into(),
-        })?
-    };
+    let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Prefilled { done, total }));
+    let options = PrefillOptions { progress: Some(&mut progress), ..PrefillOptions::default() };
+    let prefilled = setup.source.prefill(ask.tokens, options).map_err(|error| stopped(error, "source", None))?;
     ms.source_prefill = millis(clock);
 
     let clock = Instant::now();
@@ -152,18 +163,18 @@ pub fn run(
     let reached = match decision {
         Decision::Migrate { permit, prediction, reason, .. } => {
             let verdict = Verdict::new("migrate", permit.ticket(), &reason, Some(prediction));
-            migrate(setup, ask, &prefilled.cache, permit, verdict, &mut ms)?
+            migrate(setup, ask, &prefilled.cache, permit, verdict, &mut ms, each)?
         }
         Decision::Reprefill { ticket, reason, prediction } => {
             let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
-            Reached::natively(reprefill(setup, ask, &mut ms)?, verdict)
+            Reached::natively(reprefill(setup, ask, &verdict, &mut ms, each)?, verdict)
         }
         Decision::Stay { ticket, reason, prediction } => {
             let verdict = Verdict::new("stay", &ticket, &reason, prediction);
             Reached::natively(setup.source.session(prefilled)?, verdict)
         }
     };
-    ms.handoff = millis(clock);
+    ms.close(millis(clock));
     finish(setup, ask, reached, ms, each)
 }
 
@@ -254,12 +265,16 @@ fn migrate<'m>(
     permit: Permit<Live>,
     verdict: Verdict,
     ms: &mut Stages,
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Reached<'m>, HandoffError> {
     let job = execute::Job { cache, target: setup.target, room: room(setup.target, ask) };
     let hops = permit.hops();
     let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, &job, ms) {
         Ok(done) => done,
-        Err(error) => return Ok(Reached::natively(reprefill(setup, ask, ms)?, verdict.failed(&error))),
+        Err(error) => {
+            let verdict = verdict.failed(&error);
+            return Ok(Reached::natively(reprefill(setup, ask, &verdict, ms, each)?, verdict));
+        }
     };
     let clock = Instant::now();
     let resumed = setup.target.resume_mapped(migrated, ask.tokens);
@@ -269,16 +284,39 @@ fn migrate<'m>(
         Err(error) => {
             let error = ExecuteError::Resume(error);
             let trouble = setup.gate.failed(receipt, &error.to_string()).err().map(Trouble::from);
-            let session = reprefill(setup, ask, ms)?;
-            Ok(Reached { trouble, ..Reached::natively(session, verdict.failed(&error)) })
+            let verdict = verdict.failed(&error);
+            let session = reprefill(setup, ask, &verdict, ms, each)?;
+            Ok(Reached { trouble, ..Reached::natively(session, verdict) })
         }
     }
 }
 
-fn reprefill<'m>(setup: &Setup<'m>, ask: Ask<'_>, ms: &mut Stages) -> Result<Session<'m>, HandoffError> {
+/// What a callback's answer means to a prefill.
+fn go_on(going: bool) -> ControlFlow<()> {
+    if going { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
+/// An error of a prefill, or its being stopped.
+fn stopped(error: EngineError, model: &'static str, ticket: Option<&Ticket>) -> HandoffError {
+    match error {
+        EngineError::Cancelled { done, total } => HandoffError::Stopped { model, done, total, ticket: ticket.cloned() },
+        other => other.into(),
+    }
+}
+
+fn reprefill<'m>(
+    setup: &Setup<'m>,
+    ask: Ask<'_>,
+    verdict: &Verdict,
+    ms: &mut Stages,
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
+) -> Result<Session<'m>, HandoffError> {
     let clock = Instant::now();
-    let options = PrefillOptions { room: room(setup.target, ask), ..PrefillOptions::default() };
-    let prefilled = setup.target.prefill(ask.tokens, options)?;
+    let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Reprefilled { done, total }));
+    let options =
+        PrefillOptions { room: room(setup.target, ask), progress: Some(&mut progress), ..PrefillOptions::default() };
+    let prefilled = setup.target.prefill(ask.tokens, options);
+    let prefilled = prefilled.map_err(|error| stopped(error, "target", Some(&verdict.ticket)))?;
     ms.reprefill = Some(millis(clock));
     Ok(setup.target.session(prefilled)?)
 }

@@ -204,6 +204,26 @@ fn whatever_is_dropped_is_abandoned() {
     }
 }
 
+/// A process that is told to end at once drops nothing.
+#[test]
+fn whatever_is_open_can_be_abandoned_at_once() {
+    let (loaded, evidence) = admitted();
+    let scene = scene();
+    let asked = request(&[candidate("ridge", &loaded, &evidence)]);
+    let ended = redeem(&scene.gate, &asked, &loaded).fail("device lost").unwrap();
+    let handed_over = redeem(&scene.gate, &asked, &loaded).complete(()).1.hand_over(Duration::from_secs(60)).unwrap();
+    let (decided, redeemed) = (permit(&scene.gate, &asked), redeem(&scene.gate, &asked, &loaded));
+    scene.gate.abandon_open("interrupted").unwrap();
+    for ticket in [decided.ticket(), redeemed.ticket()] {
+        let row = scene.gate.ticket(ticket).unwrap();
+        assert_eq!((row.state, row.detail.as_deref()), (State::Abandoned, Some("interrupted")));
+    }
+    assert_eq!(scene.gate.ticket(&ended).unwrap().state, State::Failed);
+    assert_eq!(scene.gate.ticket(&handed_over).unwrap().state, State::InFlight, "it is another process's");
+    let late = redeemed.fail("too late").unwrap_err();
+    assert!(matches!(late, LedgerError::WrongState { found: State::Abandoned, .. }), "{late}");
+}
+
 #[test]
 fn the_other_ends_are_written_down() {
     let (loaded, evidence) = admitted();

@@ -3,7 +3,7 @@
 use kvmig::{
     bundled::Member,
     engine::{Model, PrefillOptions, Sampling},
-    migrate::{Answered, Ask, Event, Mapper, Setup, Trouble, run},
+    migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, Trouble, run},
     pair::Pair,
 };
 use kvmig_gate::{State, TicketFilter};
@@ -53,7 +53,7 @@ fn handed_over(
                 ready();
             }
             Event::Text(more) => text.push_str(more),
-            Event::Prefilled { .. } | Event::Auditing => {}
+            Event::Prefilled { .. } | Event::Reprefilled { .. } | Event::Auditing => {}
         }
         true
     })
@@ -116,6 +116,65 @@ fn a_migrated_answer_says_so() {
     assert_eq!((tokens.native_head, tokens.mapped, tokens.native_tail), (4, 188, 8));
     assert!(trouble.is_none(), "{trouble:?}");
     assert_eq!(text, own(&model, &ids).1, "the map is the identity");
+}
+
+/// A caller that says no to one event.
+fn stopped_at(pair: &Pair, model: &Model, scene: &Scene, at: fn(&Event<'_>) -> bool) -> Result<Answered, HandoffError> {
+    let (mapper, ids) = (Mapper::load(pair, &scene.device).unwrap(), prompt(model, 700));
+    let Scene { gate, device, .. } = scene;
+    let setup = Setup { gate, device, source: model, target: model, pair, mapper: &mapper, load_ms: 0.0 };
+    let ask = Ask { tokens: &ids, domain: None, generate: GENERATE, sampling: Sampling::Greedy, audit: true };
+    run(&setup, ask, &mut |event| !at(&event))
+}
+
+#[test]
+fn who_stops_leaves_nothing_open() {
+    let model = load(Member::Medium);
+    let (whole, broken) = (Recipe::identity(4, 8), Recipe { values: f32::MAX, ..Recipe::identity(4, 8) });
+    let states = |scene: &Scene| -> Vec<State> {
+        scene.gate.tickets(&TicketFilter::default()).unwrap().iter().map(|row| row.state).collect()
+    };
+
+    let scene = Scene::new();
+    let error =
+        stopped_at(&whole.admitted(&model), &model, &scene, |e| matches!(e, Event::Prefilled { .. })).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "stopped in the source's prefill after 512 of 700 tokens, before anything was decided"
+    );
+    assert_eq!(states(&scene), []);
+
+    let error =
+        stopped_at(&broken.admitted(&model), &model, &scene, |e| matches!(e, Event::Reprefilled { .. })).unwrap_err();
+    assert!(matches!(error, HandoffError::Stopped { model: "target", ticket: Some(_), .. }), "{error}");
+    assert_eq!(states(&scene), [State::Failed]);
+
+    for at in [|e: &Event<'_>| matches!(e, Event::Ready { .. }), |e: &Event<'_>| matches!(e, Event::Text(_))] {
+        let scene = Scene::new();
+        let Answered { record, stopped, trouble } = stopped_at(&whole.admitted(&model), &model, &scene, at).unwrap();
+        assert!(stopped && record.realised.is_none() && trouble.is_none(), "{trouble:?}");
+        assert!(record.tokens.generated <= 1);
+        assert_eq!(states(&scene), [State::Unaudited]);
+        assert!(scene.gate.tickets(&TicketFilter::default()).unwrap()[0].record.is_some());
+    }
+}
+
+/// Stages add up to the whole, and what they leave of it has a name.
+#[test]
+fn the_stages_sum_to_the_handoff() {
+    let model = load(Member::Medium);
+    for (values, decision) in [(1.0, "migrate"), (f32::MAX, "reprefill"), (1e37, "reprefill")] {
+        let (scene, ids) = (Scene::new(), prompt(&model, 200));
+        let pair = Recipe { values, ..Recipe::identity(4, 8) }.admitted(&model);
+        let (Answered { record, .. }, _) = handed_over(&scene, &model, &pair, &ids, &mut || {});
+        assert_eq!(record.decision, decision);
+        let ms = record.ms;
+        let stages = [ms.gate, ms.module, ms.upload, ms.map, ms.readback, ms.install, ms.native_ends, ms.other];
+        let sum = stages.iter().sum::<f64>() + ms.reprefill.unwrap_or(0.0);
+        // The device adds its three times up chunk by chunk, each rounded to nanoseconds.
+        assert!((sum - ms.handoff).abs() < 1e-2, "{sum} of {}: {ms:?}", ms.handoff);
+        assert!(stages.iter().all(|&ms| ms >= 0.0));
+    }
 }
 
 /// Nothing can be written into the ledger from here on.
