@@ -192,6 +192,28 @@ fn a_prompt_without_a_middle_is_prefilled() {
     assert_eq!((record["decision"].as_str(), record["reason"].as_str()), (Some("reprefill"), Some("nothing_to_map")));
 }
 
+/// The answer comes first, on standard output as always; then what went wrong, and the exit code of an error.
+#[test]
+fn a_ledger_that_fails_after_the_answer_does_not_keep_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger.sqlite");
+    let run = || {
+        let args = ["run", "--device", "cpu", "--json", "-n", "8", "--ledger"];
+        kvmig(folder.path()).args(args).arg(&ledger).output().unwrap()
+    };
+    let whole = record(&run());
+    let trigger = "CREATE TRIGGER broken BEFORE UPDATE OF state ON tickets WHEN NEW.state = 'settled'
+                   BEGIN SELECT RAISE (ABORT, 'the disk is full'); END";
+    rusqlite::Connection::open(&ledger).unwrap().execute_batch(trigger).unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let message = stderr(&output);
+    assert!(message.contains("the answer was given") && message.contains("the disk is full"), "{message}");
+    let kept: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&kept["decision"], &kept["text"]), (&whole["decision"], &whole["text"]));
+    assert_eq!(kept["realised"]["n"], whole["realised"]["n"], "what the audit found is not lost either");
+}
+
 /// One thread count for engine and mapper; that it was taken up shows in nothing but time.
 #[test]
 fn threads_are_the_processs() {

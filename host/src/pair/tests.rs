@@ -163,6 +163,19 @@ fn unknown_fields_and_newer_formats() {
     refused(&folder, &[MANIFEST, "identity.format", "found 3", "expected 2"]);
 }
 
+/// Evidence of before its precision was kept is of no use, and says what is.
+#[test]
+fn evidence_without_its_precision() {
+    let (_parent, folder) = written();
+    let (manifest, evidence) = (folder.join(MANIFEST), folder.join(EVIDENCE));
+    let before = Digest::of(&fs::read(&evidence).unwrap()).to_string();
+    replace(&evidence, "  \"precision\": \"dequantised\",\n", "");
+    replace(&manifest, &before, &Digest::of(&fs::read(&evidence).unwrap()).to_string());
+    refused(&folder, &[EVIDENCE, "missing field `precision`", "fit the pair again"]);
+    replace(&manifest, "format = 2", "format = 1");
+    refused(&folder, &[MANIFEST, "identity.format", "found 1", "expected 2", "fit the pair again"]);
+}
+
 #[test]
 fn a_layout_with_an_unknown_field() {
     let (_parent, folder) = written();
