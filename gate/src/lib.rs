@@ -9,8 +9,8 @@
 //!    [`Decision`]: migrate, re-prefill, or stay on the source, with a [`Reason`] that carries the numbers.
 //! 3. Only *migrate* holds a [`Permit`]. It can't be made, copied or stored; it is moved into [`Permit::redeem`], which
 //!    compares what was decided on with what is about to run: artifact, cache, target.
-//! 4. The [`Redeemed`] permit says which slots to map, wraps the mapped cache in a [`Migrated`], the one form a decoder takes, and leaves a
-//!    [`Receipt`].
+//! 4. The [`Redeemed`] permit says which slots to map, wraps the mapped cache in a [`Migrated`], the one form a decoder
+//!    takes, and leaves a [`Receipt`].
 //! 5. The receipt is settled with the realised [`Quality`], or ends as unaudited or failed. Dropped, it is written down as
 //!    abandoned, which counts against the pair; a crash is found by its expired lease when the ledger is next opened.
 //!
