@@ -20,7 +20,8 @@ use clap::{Parser, Subcommand};
 /// `kvmig run` without arguments shows it on a small family of models that comes with the program. For your own models: `kvmig
 /// fit` makes a pair folder from some text, `kvmig run --pair` uses it.
 ///
-/// Exit codes: 0 an answer was given, by whatever way; 1 the gate refused and --require-migration was given; 2 an error.
+/// Exit codes: 0 an answer was given, by whatever way; 1 the gate refused and --require-migration was given; 2 an error, also
+/// one after the answer; 130 interrupted twice.
 #[derive(Debug, Parser)]
 #[command(name = "kvmig", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
 struct Cli {
