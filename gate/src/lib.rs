@@ -22,6 +22,7 @@
 pub mod decide;
 pub mod digest;
 pub mod evidence;
+pub mod forecast;
 mod judge;
 pub mod latency;
 pub mod ledger;
@@ -39,6 +40,7 @@ pub mod ticket;
 pub use decide::{Decision, Gate, GateError};
 pub use digest::{Digest, DigestBuilder};
 pub use evidence::{DocumentOutcome, Evidence};
+pub use forecast::Forecast;
 pub use latency::Latency;
 pub use ledger::{LedgerError, LedgerView, PairSummary, State, TicketFilter, TicketRow};
 pub use loaded::{Loaded, Loader, WeightElem, WeightTensor};

@@ -24,8 +24,8 @@ impl ParseError {
     fn new(line: usize, column: usize, path: &serde_path_to_error::Path, message: &str) -> ParseError {
         // The path of what is wrong with the text itself is `.`; of a key that nobody can read, `?`.
         let field = path.to_string();
-        let field = if field == "." { String::new() } else { one_line(&field) };
-        ParseError { line, column, field, message: one_line(message) }
+        let field = if field == "." { String::new() } else { printable(&field) };
+        ParseError { line, column, field, message: printable(message) }
     }
 }
 
@@ -73,9 +73,21 @@ fn position(text: &str, at: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// The text with every control character written out.
-fn one_line(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+/// The text in one line, with every character written out that a terminal would obey: control characters, and those that
+/// reorder the text around them.
+pub fn printable(text: &str) -> String {
+    let obeyed = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut printed = String::with_capacity(text.len());
+    for c in text.chars() {
+        if obeyed(c) {
+            printed.extend(c.escape_default());
+        } else {
+            printed.push(c);
+        }
+    }
+    printed
 }
 
 #[cfg(test)]
@@ -135,6 +147,11 @@ mod tests {
             let error = json_error(text);
             assert!(error.starts_with(place), "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_written_out() {
+        assert_eq!(printable("a\nb\u{1b}[2Jc\u{202e}d\u{9b}é"), r"a\nb\u{1b}[2Jc\u{202e}d\u{9b}é");
     }
 
     /// A file that was sent to somebody writes nothing into their terminal.

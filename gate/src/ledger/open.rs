@@ -94,10 +94,15 @@ fn immutable(path: &Path) -> PathBuf {
 /// The schema a file is at, if it is a ledger or empty.
 fn check(connection: &Connection, path: &Path) -> Result<i64, LedgerError> {
     let wrong = |source| LedgerError::from_sqlite(path, source);
-    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map_err(wrong);
-    let (application, schema) = (pragma("application_id")?, pragma("user_version")?);
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(wrong)?;
+    // One statement sees one state of the file: asked one by one, they could straddle another process that makes the ledger.
+    let (application, schema, tables): (i64, i64, i64) = connection
+        .query_row(
+            "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
+                    (SELECT count(*) FROM sqlite_master)",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
+        .map_err(wrong)?;
     let fresh = application == 0 && schema == 0 && tables == 0;
     if !fresh && application != APPLICATION_ID {
         return Err(LedgerError::NotALedger { path: path.to_owned(), found: "a SQLite file of another program" });
