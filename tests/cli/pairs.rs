@@ -28,6 +28,16 @@ fn the_bundled_pair_has_a_name() {
     assert_eq!((other["decision"].as_str(), other["reason"].as_str()), (Some("reprefill"), Some("mismatch")));
 }
 
+/// What is kept of compiled modules saves time, and is worth no refusal.
+#[test]
+fn a_pair_is_shown_without_a_folder_for_compiled_modules() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("no-folder");
+    fs::write(&file, "").unwrap();
+    let output = kvmig(folder.path()).env("XDG_CACHE_HOME", &file).args(["pair", "bundled"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 #[test]
 fn an_unknown_domain_is_told_from_the_known() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +76,7 @@ fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
     assert!(stderr(&refused).contains("k: found 7, expected 1 to 6"), "{}", stderr(&refused));
     let refused = fit(&["--k", "1", "--name", "a\u{1b}b"]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("name: found `a\\u{1b}b`"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--name NAME: found `a\\u{1b}b`"), "{}", stderr(&refused));
     assert!(!out.exists());
 
     let fitted = fit(&["--k", "1"]);

@@ -22,7 +22,7 @@ pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()
             "{}: {} held-out documents of {:.0} tokens on average",
             domain.domain, domain.n, domain.tokens.mean
         )?;
-        writeln!(out, "  {:<14} {:<23} {:<21} {}", "arm", "KL, nats/token", "agreement", "NLL gap, nats/token")?;
+        writeln!(out, "  {:<14} {:<23} {:<21} NLL gap, nats/token", "arm", "KL, nats/token", "agreement")?;
         arms(out, [&domain.mapped, &domain.ends_only, &domain.no_prefix, &domain.source])?;
         let shares = [
             ("context's worth kept", &domain.worth_kept),

@@ -11,6 +11,7 @@ use crate::{
         self, CorpusFile, FitOptions,
         ridge::{Lambda, LambdaConvention},
     },
+    pair::check_name,
     sandbox::bundled::RIDGE,
 };
 
@@ -155,6 +156,7 @@ impl Args {
                 stem.to_string_lossy().into_owned()
             }
         };
+        check_name(&name).context("the pair's name: give --name NAME")?;
         let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
         options.held_out = self.held_out.clone();
         options.context = self.context;

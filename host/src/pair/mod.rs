@@ -22,7 +22,7 @@ use kvmig_gate::{Digest, Evidence, Loaded, Loader};
 use crate::{
     engine::Model,
     measure::summary::{TextArms, summarise, summarise_texts},
-    sandbox::{Module, Sandbox, SandboxError, SandboxLimits},
+    sandbox::{HostError, Module, Sandbox, SandboxError, SandboxLimits},
 };
 
 pub use check::RidgeSettings;
@@ -179,7 +179,11 @@ impl Pair {
 /// is asked for them, so that they are part of the artifact too.
 fn load(label: &str, identity: &Identity, bytes: &[u8], weights: &[u8]) -> Result<(Module, Loaded), PairError> {
     let wrong = |error: SandboxError| PairError::Module { file: file(label, MODULE), source: Box::new(error) };
-    let sandbox = Sandbox::new(SandboxLimits::default(), Sandbox::user_folder().as_deref());
+    let sandbox = match Sandbox::new(SandboxLimits::default(), Sandbox::user_folder().as_deref()) {
+        // The folder only saves the time to compile.
+        Err(HostError::Store(_)) => Sandbox::new(SandboxLimits::default(), None),
+        other => other,
+    };
     let module = sandbox.map_err(|error| wrong(error.into()))?.load(bytes).map_err(wrong)?;
     let mut loader = Loader::new(bytes.to_vec(), &identity.bytes());
     for (name, wgsl) in module.metadata().shaders.iter() {
