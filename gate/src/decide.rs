@@ -101,6 +101,21 @@ pub enum GateError {
     /// A trial that could measure nothing.
     #[error("no trial: {0}")]
     NoTrial(Reason),
+    /// A quality reported from outside the process that no measurement can give. Nothing was written.
+    #[error(
+        "realised {field}: found {found}, expected {expected}; nothing was written down: settle ticket {ticket} again \
+         with what was measured"
+    )]
+    Impossible {
+        /// The ticket.
+        ticket: Ticket,
+        /// Field of the quality.
+        field: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
     /// A realised quality that no measurement can give. The ticket ends as failed.
     #[error("ticket {ticket}: realised {field} is {found}; the migration is written down as failed")]
     Realised {

@@ -111,7 +111,7 @@ impl Evidence {
                 ("source", &document.source),
             ];
             let quality = arms.into_iter().find_map(|(arm, quality)| {
-                let (field, found) = quality.fault()?;
+                let (field, found, _) = quality.fault()?;
                 Some(format!("document `{id}`: {arm}.{field} is {found}"))
             });
             let times = [("handoff_ms", document.handoff_ms), ("reprefill_ms", document.reprefill_ms)];

@@ -1,5 +1,8 @@
 //! The program as a person runs it.
 
+mod ledger;
+mod pairs;
+
 use std::{
     fs,
     io::Read as _,
@@ -13,6 +16,8 @@ use serde_json::Value;
 fn kvmig(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvmig"));
     command.stdin(Stdio::null()).env("XDG_DATA_HOME", folder).env("XDG_CACHE_HOME", folder.join("cache"));
+    // Mesa complains on stderr where there is no display.
+    command.env("NODEVICE_SELECT", "1");
     command
 }
 
@@ -116,7 +121,7 @@ fn errors_name_what_is_wrong() {
         (&["run", "--prompt-file", &absent], &["absent"]),
         (&["run", "--prompt-file", &latin], &["latin.txt", "UTF-8"]),
         (&["run", "--device", "cpu", "--prompt-file", &empty], &["empty"]),
-        (&["run", "--policy", &policy], &["policy.toml", "flor"]),
+        (&["run", "--policy", &policy], &["policy.toml: line 1, column 1, field `flor`: unknown field `flor`"]),
         (&["run", "--policy", &range], &["range.toml", "alpha", "1.5"]),
         (&["run", "--device", "no-such-gpu"], &["no-such-gpu", "kvmig devices"]),
         (
@@ -142,6 +147,8 @@ fn errors_name_what_is_wrong() {
             &["context"],
         ),
         (&["pair", &absent], &["absent"]),
+        (&["run", "--pair", &absent, "--prompt", "x"], &["--source", "--target"]),
+        (&["run", "--domain", "two words"], &["two words", "letters"]),
         (&["gate", "show", "nonsense"], &["nonsense"]),
     ];
     for (args, needles) in cases {
@@ -153,6 +160,10 @@ fn errors_name_what_is_wrong() {
             assert!(message.contains(needle), "{args:?}: `{needle}` is not in\n{message}");
         }
         assert!(!message.contains("panicked"), "{message}");
+        // What the command line itself refuses comes with its usage.
+        if !message.contains("Usage:") && !message.contains("For more information") {
+            assert_eq!(message.lines().count(), 1, "{args:?}\n{message}");
+        }
     }
 }
 
@@ -264,4 +275,21 @@ fn devices_lists_the_cpu() {
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     let devices = list["devices"].as_array().unwrap();
     assert!(devices.iter().any(|device| device["kind"] == "cpu"), "{list:#}");
+}
+
+#[test]
+fn nothing_to_say_is_no_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "-n", "0"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn exit_codes_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["--help"][..], &["run", "--help"], &["conform", "--help"]] {
+        let output = kvmig(folder.path()).args(args).output().unwrap();
+        assert!(stdout(&output).contains("Exit codes: 0"), "{args:?}");
+    }
 }

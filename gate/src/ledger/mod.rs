@@ -12,6 +12,7 @@ pub(crate) mod lease;
 mod open;
 mod query;
 mod row;
+mod view;
 
 use std::{
     collections::BTreeSet,
@@ -29,6 +30,7 @@ pub use error::LedgerError;
 use lease::Lease;
 pub use query::{PairSummary, TicketFilter};
 pub use row::{State, TicketRow};
+pub use view::LedgerView;
 
 /// A handle on the ledger; its clones share one connection.
 #[derive(Clone, Debug)]
@@ -54,14 +56,13 @@ pub(crate) enum End<'a> {
 impl Ledger {
     /// Opens the ledger, makes it where there is none, and ends tickets whose lease ran out.
     pub(crate) fn open(path: &Path) -> Result<Ledger, LedgerError> {
-        let connection = open::open(path)?;
-        let ledger = Ledger(Arc::new(Shared {
-            path: path.to_owned(),
-            connection: Mutex::new(connection),
-            open: Mutex::default(),
-        }));
+        let ledger = Ledger::new(path, open::open(path)?);
         ledger.abandon_expired(now_ms())?;
         Ok(ledger)
+    }
+
+    fn new(path: &Path, connection: Connection) -> Ledger {
+        Ledger(Arc::new(Shared { path: path.to_owned(), connection: Mutex::new(connection), open: Mutex::default() }))
     }
 
     /// The file.

@@ -1,14 +1,15 @@
-//! Options that several commands share: models, devices, the ledger.
+//! Options that several commands share: models, pairs, devices.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    bundled::Member,
+    bundled::{self, Member},
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, ModelSource, Precision},
+    pair::{Pair, PairError},
 };
 
 /// How to load the models.
@@ -89,6 +90,29 @@ impl ModelArg {
     }
 }
 
+/// A pair as a person names it: a folder, or `bundled`.
+#[derive(Clone, Debug)]
+pub(super) enum PairArg {
+    Bundled,
+    Folder(PathBuf),
+}
+
+impl From<OsString> for PairArg {
+    fn from(text: OsString) -> PairArg {
+        if text == "bundled" { PairArg::Bundled } else { PairArg::Folder(text.into()) }
+    }
+}
+
+impl PairArg {
+    /// Reads and checks it.
+    pub(super) fn open(&self) -> Result<Pair, PairError> {
+        match self {
+            PairArg::Bundled => bundled::default_pair(),
+            PairArg::Folder(folder) => Pair::open(folder),
+        }
+    }
+}
+
 /// Which device maps.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DeviceArgs {
@@ -101,28 +125,5 @@ impl DeviceArgs {
     /// Opens it.
     pub(super) fn open(&self) -> anyhow::Result<Device> {
         Ok(Device::open(&self.device)?)
-    }
-}
-
-/// Where the ledger is.
-#[derive(Clone, Debug, Args)]
-pub(super) struct LedgerArgs {
-    /// The gate's ledger [default: kvmig/ledger.sqlite in the platform's data folder]
-    #[arg(long, value_name = "FILE")]
-    ledger: Option<PathBuf>,
-}
-
-impl LedgerArgs {
-    /// The file; its folder is made where it is missing.
-    pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
-        if let Some(path) = &self.ledger {
-            return Ok(path.clone());
-        }
-        let dirs = directories::ProjectDirs::from("", "", "kvmig")
-            .context("this platform names no data folder (is HOME set?): give --ledger FILE")?;
-        let folder = dirs.data_dir();
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("{}: can't be made; give --ledger FILE", folder.display()))?;
-        Ok(folder.join("ledger.sqlite"))
     }
 }

@@ -2,29 +2,36 @@
 
 use std::{
     io::{IsTerminal, Read, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Instant,
 };
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use kvmig_gate::{Gate, Policy};
 
 use crate::{
     bundled,
     engine::Sampling,
     migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
-    pair::Pair,
+    pair::{NameError, Pair, check_name},
 };
 
 use super::{
     Ending, interrupt,
-    models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
+    ledger::{LedgerArgs, PolicyArgs},
+    models::{DeviceArgs, EngineArgs, ModelArg, PairArg},
     report::Report,
+    warn,
 };
 
+/// Answer a prompt: prefill on the source, hand over to the target, decode there
+///
 /// Without --pair, --source and --target: the bundled family, medium to large.
+///
+/// Exit codes: 0 an answer was given, by whatever way the gate decided (migrate, re-prefill, or stay on the source); 1 it was
+/// given, but nothing was migrated and --require-migration was given; 2 an error: no answer, one that Ctrl-C cut short, or one whose
+/// ledger entry or audit failed; 130 Ctrl-C a second time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,9 +40,9 @@ Examples:
   kvmig run --pair P --source small.gguf --target large.gguf --prompt-file talk.txt --audit
   kvmig run --json --audit | jq .realised           for scripts: the record of the run")]
 pub(super) struct Args {
-    /// Pair folder that `kvmig fit` made
-    #[arg(long, value_name = "FOLDER", requires = "source", requires = "target")]
-    pair: Option<PathBuf>,
+    /// Pair folder that `kvmig fit` made, with --source and --target; or `bundled`, which brings its models
+    #[arg(long, value_name = "FOLDER")]
+    pair: Option<PairArg>,
     /// Model that has the conversation: a Hugging Face folder, a GGUF file or bundled:NAME
     #[arg(long, value_name = "MODEL", requires = "pair")]
     source: Option<ModelArg>,
@@ -52,7 +59,7 @@ pub(super) struct Args {
     #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 48)]
     n: usize,
     /// Domain of the prompt, such as code: the gate then judges by the evidence of that domain alone
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = domain)]
     domain: Option<String>,
     /// After the answer, re-prefill as well and report the realised quality and time (always done on the bundled default)
     #[arg(long)]
@@ -60,12 +67,11 @@ pub(super) struct Args {
     /// End with exit code 1 if the gate refuses to migrate; the answer is given all the same
     #[arg(long)]
     require_migration: bool,
-    /// The gate's policy, a TOML file; see `kvmig gate policy` [default: the shipped one]
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     /// Print the record of the run as JSON instead of text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
     #[command(flatten)]
     ledger: LedgerArgs,
     #[command(flatten)]
@@ -79,33 +85,28 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     if prompt.is_empty() {
         bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
     }
-    let policy = policy(args.policy.as_deref())?;
+    let policy = args.policy.load()?;
+    let (source, target) = args.models()?;
     let clock = Instant::now();
     let options = args.engine.options()?;
     let device = args.device.open()?;
-    let (source, target, pair) = match &args.pair {
-        Some(folder) => {
-            let model = |arg: &Option<ModelArg>| arg.clone().context("--pair needs --source and --target");
-            (model(&args.source)?, model(&args.target)?, Pair::open(folder)?)
-        }
-        None => {
-            let (source, target) = bundled::DEFAULT;
-            (ModelArg::Bundled(source), ModelArg::Bundled(target), bundled::default_pair()?)
-        }
-    };
+    let pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
+    if let Some(domain) = &args.domain {
+        unknown_domain(domain, &pair)?;
+    }
     let (source, target) = (source.load(options)?, target.load(options)?);
-    let gate = Arc::new(open_gate(policy, &args.ledger.path()?)?);
+    let gate = Arc::new(args.ledger.open_gate(policy)?);
     let mapper = Mapper::load(&pair, &device)?;
     let tokens = source.tokenizer().encode(&prompt)?;
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
     let setup =
         Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
     // What the bundled default is there for is to show all of it.
-    let audit = args.audit || args.pair.is_none();
+    let audit = args.audit || args.is_default();
     let ask =
         Ask { tokens: &tokens, domain: args.domain.as_deref(), generate: args.n, sampling: Sampling::Greedy, audit };
 
-    interrupt::watch(&gate);
+    interrupt::listen(&gate);
     let mut report = Report::new(&setup, &ask, !args.json);
     let bar = bar(tokens.len(), source.name());
     let mut failed = None;
@@ -126,7 +127,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         if let Err(error) = done {
             failed.get_or_insert(error);
         }
-        failed.is_none() && !interrupt::asked()
+        failed.is_none() && !interrupt::came()
     });
     bar.finish_and_clear();
     if let Some(error) = failed {
@@ -155,6 +156,25 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     Ok(if refused && args.require_migration { Ending::Negative } else { Ending::Done })
 }
 
+impl Args {
+    /// Whether all of it is the bundled default, prompt aside.
+    fn is_default(&self) -> bool {
+        matches!(self.pair, None | Some(PairArg::Bundled)) && self.source.is_none() && self.target.is_none()
+    }
+
+    fn models(&self) -> anyhow::Result<(ModelArg, ModelArg)> {
+        let (source, target) = bundled::DEFAULT;
+        let default = |member| match self.pair {
+            None | Some(PairArg::Bundled) => Ok(ModelArg::Bundled(member)),
+            Some(PairArg::Folder(_)) => {
+                bail!("a pair folder needs --source MODEL and --target MODEL, those it was fitted for")
+            }
+        };
+        let or_default = |given: &Option<ModelArg>, member| given.clone().map_or_else(|| default(member), Ok);
+        Ok((or_default(&self.source, source)?, or_default(&self.target, target)?))
+    }
+}
+
 fn prompt(args: &Args) -> anyhow::Result<String> {
     match (&args.prompt, &args.prompt_file) {
         (Some(text), _) => Ok(text.clone()),
@@ -168,24 +188,32 @@ fn prompt(args: &Args) -> anyhow::Result<String> {
             String::from_utf8(bytes)
                 .with_context(|| format!("--prompt-file {}: expected UTF-8 text; convert it first", path.display()))
         }
-        (None, None) if args.pair.is_some() => {
+        (None, None) if !args.is_default() => {
             bail!("what shall be answered? Give --prompt TEXT or --prompt-file FILE")
         }
         (None, None) => Ok(bundled::PROMPT.to_owned()),
     }
 }
 
-/// The policy of a file, or the shipped one.
-pub(super) fn policy(path: Option<&Path>) -> anyhow::Result<Policy> {
-    Ok(match path {
-        Some(path) => Policy::load(path)?,
-        None => Policy::default(),
-    })
+fn domain(text: &str) -> Result<String, NameError> {
+    check_name(text).map(|()| text.to_owned())
 }
 
-/// The one place where a gate is opened.
-pub(super) fn open_gate(policy: Policy, ledger: &Path) -> anyhow::Result<Gate> {
-    Ok(Gate::open(policy, ledger)?)
+/// Says so where the pair has no evidence of a domain: the gate will refuse, and a misspelling is soon made.
+fn unknown_domain(domain: &str, pair: &Pair) -> std::io::Result<()> {
+    let mut known: Vec<&str> = Vec::new();
+    for document in pair.evidence().iter().flat_map(|evidence| &evidence.documents) {
+        if !known.contains(&document.domain.as_str()) {
+            known.push(&document.domain);
+        }
+    }
+    if known.is_empty() || known.contains(&domain) {
+        return Ok(());
+    }
+    let known = known.join(", ");
+    warn(&format!(
+        "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
+    ))
 }
 
 /// A bar for the source's prefill; drawn only on a terminal, and only once it takes a while.

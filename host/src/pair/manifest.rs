@@ -95,7 +95,7 @@ impl ModelRecord {
     /// A loaded model's record.
     pub fn of(model: &crate::engine::Model) -> ModelRecord {
         ModelRecord {
-            name: model.name().to_owned(),
+            name: kvmig_gate::parse::printable(model.name()),
             digest: model.digest(),
             tokenizer: model.tokenizer().tokenizer_digest(),
             layout: model.layout().clone(),
@@ -176,10 +176,11 @@ pub struct EvidenceRecord {
     pub sha256: Digest,
     /// The artifact it is about.
     pub artifact: Digest,
-    /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents.
+    /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents; what the documents give, or the
+    /// pair is refused.
     pub domains: Vec<DomainSummary>,
     /// The same arms on the documents' own next tokens instead of the target's greedy continuation: to be held against figures
-    /// that others made so. The gate does not look at it.
+    /// that others made so. As the fit reported it: the gate does not look at it, and the outcomes behind it are not kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_text: Vec<TextSummary>,
 }

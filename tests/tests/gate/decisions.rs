@@ -77,8 +77,14 @@ fn ask(spoil: impl FnOnce(&mut Case)) -> (&'static str, &'static str, String) {
     let mut asked = request(&vec![one; case.candidates]);
     (asked.cache, asked.target, asked.precision) = (case.cache, case.target, case.precision);
     (asked.domain, asked.mismatch) = (case.domain, case.mismatch);
-    let decision = scene_with(case.settings).gate.decide(&asked).unwrap();
-    (decision.name(), decision.reason().name(), decision.reason().to_string())
+    let gate = scene_with(case.settings).gate;
+    let decision = gate.decide(&asked).unwrap();
+    // Nobody has to ask to know the answer.
+    let forecast = gate.policy().forecast(&asked);
+    let sentence = decision.reason().to_string();
+    assert_eq!((forecast.decision, forecast.reason.to_string()), (decision.name(), sentence.clone()));
+    assert_eq!(forecast.prediction.as_ref(), decision.prediction());
+    (decision.name(), decision.reason().name(), sentence)
 }
 
 macro_rules! cases {
@@ -268,6 +274,7 @@ fn of_refused_candidates_the_one_that_came_furthest_gives_the_reason() {
     let scene = scene();
     let decision = scene.gate.decide(&asked).unwrap();
     assert_eq!(decision.reason().name(), "too_slow");
+    assert_eq!(&scene.gate.policy().forecast(&asked).reason, decision.reason());
     let row = scene.gate.ticket(decision.ticket()).unwrap();
     assert_eq!(row.mapper.as_deref(), Some("ridge"));
     let reasons: Vec<_> = (0..3).map(|i| row.candidates[i]["reason"].as_str().unwrap()).collect();

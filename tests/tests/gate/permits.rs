@@ -404,3 +404,28 @@ fn tickets_are_listed_newest_first_by_what_they_are() {
     assert_eq!(list(TicketFilter { decision: Some("reprefill".into()), ..Default::default() }), [refused]);
     assert!(list(TicketFilter { pair: Some("another".into()), ..Default::default() }).is_empty());
 }
+
+/// An engine outside the process may report nonsense: it is told so, and can report again.
+#[test]
+fn an_impossible_quality_from_outside_changes_nothing() {
+    let (loaded, evidence) = admitted();
+    let scene = scene();
+    let asked = request(&[candidate("ridge", &loaded, &evidence)]);
+    let (_, receipt) = redeem(&scene.gate, &asked, &loaded).complete(());
+    let ticket = receipt.hand_over(Duration::from_secs(60)).unwrap();
+    let good = quality(0.01);
+    for (wrong, expected) in [
+        (Quality { agreement: 7.0, ..good }, "agreement: found 7, expected a share in [0, 1]"),
+        (Quality { kl_nats: -3.0, ..good }, "kl_nats: found -3, expected a finite number of nats, at least 0"),
+        (Quality { kl_nats: f64::INFINITY, ..good }, "kl_nats: found inf"),
+        (Quality { nll_gap_nats: f64::NAN, ..good }, "nll_gap_nats: found NaN, expected a finite number of nats"),
+        (Quality { cosine_mean: Some(1.5), ..good }, "cosine_mean: found 1.5, expected a cosine in [-1, 1]"),
+        (Quality { n: 0, ..good }, "n: found 0, expected at least 1 token"),
+    ] {
+        let error = scene.gate.settle_ticket(&ticket, &wrong).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        let row = scene.gate.ticket(&ticket).unwrap();
+        assert_eq!((row.state, row.detail, row.realised), (State::InFlight, None, None), "{expected}");
+    }
+    assert_eq!(scene.gate.settle_ticket(&ticket, &good).unwrap().miss, Some(false));
+}
