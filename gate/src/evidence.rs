@@ -73,6 +73,17 @@ impl<'e> Checked<'e> {
 }
 
 impl Evidence {
+    /// The domains that it has documents of, in the order of their first.
+    pub fn domains(&self) -> Vec<&str> {
+        let mut domains: Vec<&str> = Vec::new();
+        for document in &self.documents {
+            if !domains.contains(&document.domain.as_str()) {
+                domains.push(&document.domain);
+            }
+        }
+        domains
+    }
+
     /// Holds the evidence against what is about to run.
     pub(crate) fn check(&self, loaded: &Loaded, precision: &str) -> Result<Checked<'_>, Reason> {
         if self.artifact != loaded.artifact() {

@@ -23,6 +23,12 @@ fn the_bundled_pair_has_a_name() {
     for answer in ["no domain named", "--domain prose", "--domain wiki"] {
         assert!(text.lines().any(|line| line.trim_start().starts_with(answer)), "no line `{answer}` in\n{text}");
     }
+    let json = kvmig(folder.path()).args(["pair", "bundled", "--json"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let forecasts = json["forecasts"].as_array().unwrap();
+    let domains: Vec<_> = forecasts.iter().map(|forecast| forecast["domain"].as_str()).collect();
+    assert_eq!(domains, [Some("prose"), Some("wiki"), None]);
+    assert!(forecasts.iter().all(|forecast| forecast["decision"] == "migrate"), "{forecasts:#?}");
     // With another model the pair is refused, and the answer given all the same.
     let other = run(&["--source", "bundled:medium-code", "--prompt", "Once upon a time"]);
     assert_eq!((other["decision"].as_str(), other["reason"].as_str()), (Some("reprefill"), Some("mismatch")));

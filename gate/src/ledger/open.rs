@@ -48,6 +48,10 @@ pub(super) fn read(path: &Path) -> Result<Option<Connection>, LedgerError> {
     match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LedgerError::Open { path: path.to_owned(), source }),
+        Ok(file) if file.metadata().is_ok_and(|metadata| metadata.is_dir()) => {
+            let source = io::ErrorKind::IsADirectory.into();
+            return Err(LedgerError::Open { path: path.to_owned(), source });
+        }
         Ok(_) => {}
     }
     let as_it_lies =

@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use kvmig_gate::{CacheFacts, Candidate, Digest, DocumentOutcome, Evidence, Policy, Request, parse::printable};
+use kvmig_gate::{
+    CacheFacts, Candidate, Digest, DocumentOutcome, Evidence, Forecast, Policy, Request, parse::printable,
+};
 
 use crate::{
     measure::{statistics::Interval, summary::ArmSummary},
@@ -64,30 +66,46 @@ fn interval(i: &Interval, digits: usize) -> String {
     format!("{:.digits$} [{:.digits$}, {:.digits$}]", i.mean, i.low, i.high)
 }
 
-/// What the policy would say to a request like the held-out documents: a line for each domain, and one for a request that names
-/// none.
-pub(super) fn forecast(out: &mut impl Write, pair: &Pair, policy: &Policy) -> io::Result<()> {
-    let Some(evidence) = pair.evidence() else { return Ok(()) };
-    let mut domains: Vec<&str> = Vec::new();
-    for document in &evidence.documents {
-        if !domains.contains(&document.domain.as_str()) {
-            domains.push(&document.domain);
+/// What the policy would answer to a request like the held-out documents: for each domain, and for a request that names none.
+pub(super) struct Forecasts<'a>(Vec<(Option<&'a str>, Forecast)>);
+
+impl<'a> Forecasts<'a> {
+    pub(super) fn new(pair: &'a Pair, policy: &Policy) -> Forecasts<'a> {
+        let Some(evidence) = pair.evidence() else { return Forecasts(Vec::new()) };
+        let answer = |domain: Option<&'a str>| {
+            let of_domain = |document: &&DocumentOutcome| domain.is_none_or(|domain| document.domain == domain);
+            let tokens: Vec<usize> = evidence.documents.iter().filter(of_domain).map(|d| d.tokens).collect();
+            let mean = tokens.iter().sum::<usize>() / tokens.len().max(1);
+            (domain, policy.forecast(&like(pair, evidence, domain, mean)))
+        };
+        Forecasts(evidence.domains().into_iter().map(Some).chain([None]).map(answer).collect())
+    }
+
+    /// A line for each.
+    pub(super) fn table(&self, out: &mut impl Write) -> io::Result<()> {
+        if !self.0.is_empty() {
+            writeln!(out, "\nthe policy's answer to a request like these documents, where and as they were measured:")?;
         }
+        for (domain, answer) in &self.0 {
+            let label = domain.map_or("no domain named".to_owned(), |domain| format!("--domain {domain}"));
+            writeln!(out, "  {label:<20} {}: {}", answer.decision, printable(&answer.reason.to_string()))?;
+        }
+        Ok(())
     }
-    writeln!(
-        out,
-        "\nthe policy's answer to a request like these documents, on {} with {} models:",
-        evidence.backend, evidence.precision
-    )?;
-    for domain in domains.into_iter().map(Some).chain([None]) {
-        let of_domain = |document: &&DocumentOutcome| domain.is_none_or(|domain| document.domain == domain);
-        let tokens: Vec<usize> = evidence.documents.iter().filter(of_domain).map(|document| document.tokens).collect();
-        let mean = tokens.iter().sum::<usize>() / tokens.len().max(1);
-        let answer = policy.forecast(&like(pair, evidence, domain, mean));
-        let label = domain.map_or("no domain named".to_owned(), |domain| format!("--domain {domain}"));
-        writeln!(out, "  {label:<20} {}: {}", answer.decision, printable(&answer.reason.to_string()))?;
+
+    /// The same for scripts, named as in the record of a run.
+    pub(super) fn json(&self) -> serde_json::Value {
+        let one = |(domain, answer): &(Option<&str>, Forecast)| {
+            serde_json::json!({
+                "domain": domain,
+                "decision": answer.decision,
+                "reason": answer.reason.name(),
+                "reason_text": answer.reason.to_string(),
+                "predicted": answer.prediction,
+            })
+        };
+        self.0.iter().map(one).collect()
     }
-    Ok(())
 }
 
 fn like<'a>(pair: &'a Pair, evidence: &'a Evidence, domain: Option<&'a str>, tokens: usize) -> Request<'a> {

@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     Ending,
-    evidence::{evidence_table, forecast},
+    evidence::{Forecasts, evidence_table},
     interrupt,
     ledger::{LedgerArgs, PolicyArgs},
     models::{DeviceArgs, EngineArgs, ModelArg},
@@ -130,7 +130,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         let fit = &pair.manifest().fit;
         writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
         evidence_table(&mut out, &pair)?;
-        forecast(&mut out, &pair, gate.policy())?;
+        Forecasts::new(&pair, gate.policy()).table(&mut out)?;
     }
     Ok(Ending::Done)
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::{
     Ending,
-    evidence::{evidence_table, forecast},
+    evidence::{Forecasts, evidence_table},
     ledger::PolicyArgs,
     models::PairArg,
 };
@@ -15,7 +15,7 @@ pub(super) struct Args {
     /// The pair folder, or `bundled`
     #[arg(value_name = "FOLDER")]
     pair: PairArg,
-    /// Print the manifest and the evidence of every document as JSON
+    /// Print the manifest, the evidence of every document and the policy's answers as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -25,9 +25,12 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let policy = args.policy.load()?;
     let pair = args.pair.open()?;
+    let forecasts = Forecasts::new(&pair, &policy);
     let mut out = std::io::stdout().lock();
     if args.json {
-        let all = serde_json::json!({ "manifest": pair.manifest(), "evidence": pair.evidence() });
+        let all = serde_json::json!({
+            "manifest": pair.manifest(), "evidence": pair.evidence(), "forecasts": forecasts.json()
+        });
         serde_json::to_writer_pretty(&mut out, &all)?;
         writeln!(out)?;
         return Ok(Ending::Done);
@@ -62,6 +65,6 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     )?;
     writeln!(out)?;
     evidence_table(&mut out, &pair)?;
-    forecast(&mut out, &pair, &policy)?;
+    forecasts.table(&mut out)?;
     Ok(Ending::Done)
 }

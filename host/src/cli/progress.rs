@@ -1,4 +1,4 @@
-//! How far a fit has come: a bar per stage on a terminal, a line now and then elsewhere.
+//! How far a command has come: bars on a terminal; of a fit, a line now and then elsewhere.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -49,7 +49,9 @@ impl FitProgress {
             }
         } else {
             if begins {
-                self.bar = bar(progress);
+                let bar = ProgressBar::new(progress.total as u64).with_position(progress.done as u64);
+                bar.reset_eta();
+                self.bar = styled(bar, unit(progress.stage), progress.stage.name());
             }
             self.bar.set_position(progress.done as u64);
         }
@@ -61,12 +63,15 @@ impl FitProgress {
     }
 }
 
-fn bar(Progress { stage, done, total }: Progress) -> ProgressBar {
-    let bar = ProgressBar::new(total as u64).with_position(done as u64);
-    bar.reset_eta();
-    let template = format!("{{msg}} {{bar:32}} {{pos}}/{{len}} {}, {{eta}} left", unit(stage));
-    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.with_style(style).with_message(stage.name())
+/// A bar for the source's prefill; drawn only on a terminal, and only once it takes a while.
+pub(super) fn prefill_bar(tokens: usize, model: &str) -> ProgressBar {
+    let bar = if io::stderr().is_terminal() { ProgressBar::new(tokens as u64) } else { ProgressBar::hidden() };
+    styled(bar, "tokens", &format!("prefill on {model}"))
+}
+
+fn styled(bar: ProgressBar, unit: &str, message: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(&format!("{{msg}} {{bar:32}} {{pos}}/{{len}} {unit}, {{eta}} left"));
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_message(message.to_owned())
 }
 
 fn unit(stage: Stage) -> &'static str {

@@ -1,14 +1,14 @@
 //! `kvmig run`: one prompt, handed from the source to the target.
 
 use std::{
-    io::{IsTerminal, Read, Write},
+    io::{Read, Write},
     path::PathBuf,
     sync::Arc,
     time::Instant,
 };
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use kvmig_gate::Evidence;
 
 use crate::{
     bundled,
@@ -21,6 +21,7 @@ use super::{
     Ending, interrupt,
     ledger::{LedgerArgs, PolicyArgs},
     models::{DeviceArgs, EngineArgs, ModelArg, PairArg},
+    progress::prefill_bar,
     report::Report,
     warn,
 };
@@ -108,7 +109,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
 
     interrupt::listen(&gate);
     let mut report = Report::new(&setup, &ask, !args.json);
-    let bar = bar(tokens.len(), source.name());
+    let bar = prefill_bar(tokens.len(), source.name());
     let mut failed = None;
     let answered = hand_over(&setup, ask, &mut |event| {
         let done = match event {
@@ -201,12 +202,7 @@ fn domain(text: &str) -> Result<String, NameError> {
 
 /// Says so where the pair has no evidence of a domain: the gate will refuse, and a misspelling is soon made.
 fn unknown_domain(domain: &str, pair: &Pair) -> std::io::Result<()> {
-    let mut known: Vec<&str> = Vec::new();
-    for document in pair.evidence().iter().flat_map(|evidence| &evidence.documents) {
-        if !known.contains(&document.domain.as_str()) {
-            known.push(&document.domain);
-        }
-    }
+    let known = pair.evidence().map(Evidence::domains).unwrap_or_default();
     if known.is_empty() || known.contains(&domain) {
         return Ok(());
     }
@@ -214,12 +210,4 @@ fn unknown_domain(domain: &str, pair: &Pair) -> std::io::Result<()> {
     warn(&format!(
         "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
     ))
-}
-
-/// A bar for the source's prefill; drawn only on a terminal, and only once it takes a while.
-fn bar(tokens: usize, model: &str) -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(tokens as u64) } else { ProgressBar::hidden() };
-    let style = ProgressStyle::with_template("prefill on {msg} {bar:32} {pos}/{len} tokens, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.with_style(style).with_message(model.to_owned())
 }

@@ -204,6 +204,8 @@ fn looking_makes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     assert!(LedgerView::open(&folder.path().join("no").join("ledger.sqlite")).unwrap().is_none());
     assert_eq!(names(folder.path()), Vec::<String>::new());
+    let error = LedgerView::open(folder.path()).unwrap_err();
+    assert!(matches!(error, LedgerError::Open { .. }), "{error}");
     let empty = folder.path().join("empty.sqlite");
     fs::write(&empty, "").unwrap();
     assert!(LedgerView::open(&empty).unwrap().is_none());
