@@ -10,9 +10,9 @@ use kvmig::{
     cache::KvPlanes,
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, PrefillOptions},
-    migrate::{Job, Mapper, Stages, execute, facts},
+    migrate::{Job, Mapper, Stages, execute, facts, precision},
 };
-use kvmig_gate::{Candidate, Gate, PairFacts, Policy, Request};
+use kvmig_gate::{Candidate, Gate, Policy, Request};
 
 fn handoff(criterion: &mut Criterion) {
     let (source, target) = bundled::DEFAULT;
@@ -30,23 +30,16 @@ fn handoff(criterion: &mut Criterion) {
     for tokens in [256, 512, 1024, 1500] {
         let ids = &all[..tokens];
         let cache = source.prefill(ids, PrefillOptions::default()).expect("prefill").cache;
-        let job = Job {
-            cache: &cache,
-            layout: target.layout(),
-            target: target.digest(),
-            head: pair.head(),
-            tail: pair.tail(),
-            room: 1,
-        };
+        let job = Job { cache: &cache, target: &target, room: 1 };
         let map = || {
             let permit = gate
                 .trial(&Request {
-                    pair: PairFacts { name: pair.name(), source: pair.source_digest(), target: pair.target_digest() },
+                    pair: pair.name(),
                     cache: facts(&cache),
-                    head: job.head,
-                    tail: job.tail,
+                    target: target.digest(),
                     domain: None,
                     backend: "cpu",
+                    precision: precision(&source, &target),
                     mismatch: None,
                     candidates: vec![Candidate {
                         mapper: pair.mapper(),
@@ -64,7 +57,7 @@ fn handoff(criterion: &mut Criterion) {
             b.iter(|| black_box(target.prefill(ids, PrefillOptions::default()).expect("prefill").logits));
         });
         group.bench_function(BenchmarkId::new("handoff", tokens), |b| {
-            b.iter(|| target.resume_trial(map(), ids, job.head, job.tail).expect("resumed").logits()[0]);
+            b.iter(|| target.resume_trial(map(), ids).expect("resumed").logits()[0]);
         });
         group.bench_function(BenchmarkId::new("map", tokens), |b| b.iter(|| black_box(map())));
         group.bench_function(BenchmarkId::new("install", tokens), |b| {

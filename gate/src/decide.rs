@@ -101,6 +101,21 @@ pub enum GateError {
     /// A trial that could measure nothing.
     #[error("no trial: {0}")]
     NoTrial(Reason),
+    /// A quality reported from outside the process that no measurement can give. Nothing was written.
+    #[error(
+        "realised {field}: found {found}, expected {expected}; nothing was written down: settle ticket {ticket} again \
+         with what was measured"
+    )]
+    Impossible {
+        /// The ticket.
+        ticket: Ticket,
+        /// Field of the quality.
+        field: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
     /// A realised quality that no measurement can give. The ticket ends as failed.
     #[error("ticket {ticket}: realised {field} is {found}; the migration is written down as failed")]
     Realised {
@@ -182,7 +197,7 @@ impl Gate {
             return Err(GateError::TrialOfSeveral { found: request.candidates.len() });
         };
         // How a cache fares after many mappings is a thing to measure: a trial has no limit of hops.
-        if let Some(reason) = request.obstacle(u32::MAX) {
+        if let Some(reason) = request.obstacle(u32::MAX).or_else(|| candidate.obstacle(request)) {
             return Err(GateError::NoTrial(reason));
         }
         // The audit of a refused request has evidence, and is held to what would have been promised.
@@ -202,5 +217,5 @@ impl Gate {
 }
 
 fn terms(request: &Request<'_>, candidate: &Candidate<'_>) -> Terms {
-    Terms { artifact: candidate.loaded.artifact(), cache: request.cache.digest, hops: request.hops() }
+    Terms { artifact: candidate.loaded.artifact(), cache: request.cache }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Quality, Reason};
+use crate::{Digest, Loaded, Quality, Reason};
 
 /// Held-out evidence of one artifact, as the pair's manifest keeps it.
 ///
@@ -14,14 +14,12 @@ use crate::{Digest, Quality, Reason};
 pub struct Evidence {
     /// [`Loaded::artifact`](crate::Loaded::artifact) of what was measured.
     pub artifact: Digest,
-    /// First positions that the target computed itself, in tokens.
-    pub head: usize,
-    /// Last prompt tokens that the target computed itself.
-    pub tail: usize,
     /// Seed with which the documents were drawn.
     pub seed: u64,
     /// Device and adapter it was measured on.
     pub backend: String,
+    /// In which numbers the two models computed meanwhile, in the host's words: a cache of rounded products is another cache.
+    pub precision: String,
     /// One outcome a document; documents are the unit that is exchangeable, their tokens are not independent.
     pub documents: Vec<DocumentOutcome>,
 }
@@ -50,55 +48,71 @@ pub struct DocumentOutcome {
     pub reprefill_ms: f64,
 }
 
-/// Evidence that is about the artifact and the ends of a request, and holds only figures that a measurement can give.
+/// Evidence that is about the artifact and the precision of a request, and holds only figures that a measurement can give.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Checked<'e>(&'e Evidence);
+pub(crate) struct Checked<'e> {
+    evidence: &'e Evidence,
+    ends: usize,
+}
 
 impl<'e> Checked<'e> {
     /// The documents: at least one, ids unique, figures finite, longer than head and tail.
     pub(crate) fn documents(self) -> &'e [DocumentOutcome] {
-        &self.0.documents
+        &self.evidence.documents
     }
 
     /// Device and adapter the evidence was made on.
     pub(crate) fn backend(self) -> &'e str {
-        &self.0.backend
+        &self.evidence.backend
     }
 
     /// Tokens the target computes itself.
     pub(crate) fn ends(self) -> usize {
-        self.0.head + self.0.tail
+        self.ends
     }
 }
 
 impl Evidence {
+    /// The domains that it has documents of, in the order of their first.
+    pub fn domains(&self) -> Vec<&str> {
+        let mut domains: Vec<&str> = Vec::new();
+        for document in &self.documents {
+            if !domains.contains(&document.domain.as_str()) {
+                domains.push(&document.domain);
+            }
+        }
+        domains
+    }
+
     /// Holds the evidence against what is about to run.
-    pub(crate) fn check(&self, artifact: Digest, head: usize, tail: usize) -> Result<Checked<'_>, Reason> {
-        if self.artifact != artifact {
-            return Err(Reason::EvidenceOfAnotherArtifact { evidence: self.artifact, artifact });
+    pub(crate) fn check(&self, loaded: &Loaded, precision: &str) -> Result<Checked<'_>, Reason> {
+        if self.artifact != loaded.artifact() {
+            return Err(Reason::EvidenceOfAnotherArtifact { evidence: self.artifact, artifact: loaded.artifact() });
         }
-        if (self.head, self.tail) != (head, tail) {
-            return Err(Reason::EvidenceWithOtherEnds { evidence: (self.head, self.tail), request: (head, tail) });
+        if self.precision != precision {
+            let (evidence, request) = (self.precision.clone(), precision.to_owned());
+            return Err(Reason::EvidenceInAnotherPrecision { evidence, request });
         }
-        match self.fault() {
+        match self.fault(loaded) {
             Some(fault) => Err(Reason::EvidenceUnsound { fault }),
-            None => Ok(Checked(self)),
+            None => Ok(Checked { evidence: self, ends: loaded.head().saturating_add(loaded.tail()) }),
         }
     }
 
     /// The first thing in it that can't be true.
-    fn fault(&self) -> Option<String> {
+    fn fault(&self, loaded: &Loaded) -> Option<String> {
         let mut ids = HashSet::new();
         self.documents.iter().find_map(|document| {
             let id = &document.id;
             if !ids.insert(id.as_str()) {
                 return Some(format!("document `{id}` is there twice"));
             }
-            // Written so that sums can't overflow whatever the manifest says.
-            if document.tokens.saturating_sub(self.head) <= self.tail {
+            if loaded.middle(document.tokens).is_empty() {
                 return Some(format!(
                     "document `{id}` has {} tokens, not more than its native head {} and tail {}",
-                    document.tokens, self.head, self.tail
+                    document.tokens,
+                    loaded.head(),
+                    loaded.tail()
                 ));
             }
             let arms = [
@@ -108,7 +122,7 @@ impl Evidence {
                 ("source", &document.source),
             ];
             let quality = arms.into_iter().find_map(|(arm, quality)| {
-                let (field, found) = quality.fault()?;
+                let (field, found, _) = quality.fault()?;
                 Some(format!("document `{id}`: {arm}.{field} is {found}"))
             });
             let times = [("handoff_ms", document.handoff_ms), ("reprefill_ms", document.reprefill_ms)];

@@ -64,8 +64,11 @@ fn demands(
     prediction: &mut Option<Prediction>,
 ) -> Result<(Reason, f64), Reason> {
     let settings = policy.settings();
+    if let Some(obstacle) = candidate.obstacle(request) {
+        return Err(obstacle);
+    }
     let evidence = candidate.evidence.ok_or(Reason::NoEvidence)?;
-    let evidence = Evidence::check(evidence, candidate.loaded.artifact(), request.head, request.tail)?;
+    let evidence = Evidence::check(evidence, candidate.loaded, request.precision)?;
     let tokens = request.cache.tokens;
     let predicted = predict(policy, evidence, request.domain, tokens, request.candidates.len())?;
     let Prediction { value: mapped, bound, floor, n, .. } = *prediction.insert(predicted.prediction);

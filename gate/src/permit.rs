@@ -3,10 +3,10 @@
 //! `Permit → Redeemed → (Migrated | Trialled, Receipt) → settled | unaudited | failed`. Each arrow consumes the value on its
 //! left; dropping any of them on the way writes the ticket down as abandoned.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, ops::Range, time::Duration};
 
 use crate::{
-    Digest, Loaded, Ticket,
+    CacheFacts, Digest, Loaded, Ticket,
     ledger::{LedgerError, lease::Lease},
 };
 
@@ -70,15 +70,14 @@ pub struct Permit<P: Purpose> {
     purpose: PhantomData<P>,
 }
 
-/// What a permit is bound to.
+/// What a permit is bound to. Which model the cache is mapped for, and which of its slots, is not written here a second time:
+/// the pair's identity fixes it, and the artifact's digest the identity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// The component, shaders, weights and pair that were decided on.
     pub(crate) artifact: Digest,
     /// The source cache that was decided on.
-    pub(crate) cache: Digest,
-    /// Mappings the cache will have gone through afterwards.
-    pub(crate) hops: u32,
+    pub(crate) cache: CacheFacts,
 }
 
 impl<P: Purpose> Permit<P> {
@@ -98,23 +97,31 @@ impl<P: Purpose> Permit<P> {
 
     /// Mappings the cache will have gone through after this one.
     pub fn hops(&self) -> u32 {
-        self.terms.hops
+        self.terms.cache.next_hop()
     }
 
-    /// Exchanges the permit for the right to run `loaded` against the cache with digest `cache`.
+    /// Exchanges the permit for the right to map `cache` for the model `target` with `loaded`.
     ///
-    /// The redeemed permit lends `loaded` out again: an executor that takes the bytes from there runs what was compared.
+    /// The redeemed permit lends `loaded` out again: an executor that asks it what to run, and on which slots, does what was
+    /// decided.
     ///
     /// # Errors
     ///
-    /// When either digest is not the one decided on; the ticket then ends as failed. When the lease ran out before, or the
-    /// ledger can't be written.
-    pub fn redeem<'a>(mut self, loaded: &'a Loaded, cache: Digest) -> Result<Redeemed<'a, P>, RedeemError> {
-        let Terms { artifact, cache: decided_on, .. } = self.terms;
+    /// When artifact, cache or target is not the one decided on; the ticket then ends as failed. When the lease ran out before,
+    /// or the ledger can't be written.
+    pub fn redeem<'a>(
+        mut self,
+        loaded: &'a Loaded,
+        cache: CacheFacts,
+        target: Digest,
+    ) -> Result<Redeemed<'a, P>, RedeemError> {
+        let Terms { artifact, cache: decided_on } = self.terms;
         let swapped = if loaded.artifact() != artifact {
             Some(RedeemError::ArtifactSwapped { expected: artifact, found: loaded.artifact() })
         } else if cache != decided_on {
-            Some(RedeemError::CacheSwapped { expected: decided_on, found: cache })
+            Some(RedeemError::CacheSwapped { expected: Box::new(decided_on), found: Box::new(cache) })
+        } else if target != loaded.target() {
+            Some(RedeemError::TargetSwapped { expected: loaded.target(), found: target })
         } else {
             None
         };
@@ -136,7 +143,7 @@ impl<P: Purpose> Permit<P> {
     }
 }
 
-/// A permit whose artifact and cache were found to be the ones decided on.
+/// A permit whose artifact, cache and target were found to be the ones decided on.
 #[must_use = "a redeemed permit that is dropped is written down as abandoned"]
 pub struct Redeemed<'a, P: Purpose> {
     lease: Lease,
@@ -156,9 +163,19 @@ impl<'a, P: Purpose> Redeemed<'a, P> {
         self.loaded
     }
 
+    /// The model that the cache is mapped for.
+    pub fn target(&self) -> Digest {
+        self.loaded.target()
+    }
+
+    /// The slots of the cache to map, at least one; every other one is the target's own to compute.
+    pub fn slots(&self) -> Range<usize> {
+        self.loaded.middle(self.terms.cache.tokens)
+    }
+
     /// Mappings the cache will have gone through after this one.
     pub fn hops(&self) -> u32 {
-        self.terms.hops
+        self.terms.cache.next_hop()
     }
 
     /// Wraps the mapped cache, after the caller has checked that the device reported no error and every output was written.
@@ -233,6 +250,16 @@ impl Receipt {
         self.lease.ticket()
     }
 
+    /// Keeps the ticket in flight while its cache is in use, however long that takes. To be called more often than twice a
+    /// lease; the ledger is written only once half of it is over.
+    ///
+    /// # Errors
+    ///
+    /// When the lease ran out before, or the ledger can't be written.
+    pub fn renew(&mut self) -> Result<(), LedgerError> {
+        self.lease.renew()
+    }
+
     /// Leaves the ticket in flight for another process, which settles it by name within `lease`.
     ///
     /// # Errors
@@ -263,11 +290,19 @@ pub enum RedeemError {
         found: Digest,
     },
     /// The cache is not the one decided on.
-    #[error("the cache is {}, the permit is for {}: ask anew for this cache", found.short(), expected.short())]
+    #[error("the cache is {found}, the permit is for {expected}: ask anew for this cache")]
     CacheSwapped {
         /// What was decided on.
-        expected: Digest,
+        expected: Box<CacheFacts>,
         /// What was about to be mapped.
+        found: Box<CacheFacts>,
+    },
+    /// The target is not the one decided on.
+    #[error("the target is model {}, the permit is for {}: ask anew for this model", found.short(), expected.short())]
+    TargetSwapped {
+        /// What was decided on.
+        expected: Digest,
+        /// What was about to get the cache.
         found: Digest,
     },
     /// The ledger could not be written, or had given the ticket up.

@@ -8,7 +8,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, DigestBuilder, Metric};
+use crate::{
+    Digest, DigestBuilder, Metric,
+    parse::{self, ParseError},
+};
 
 /// A policy as it is written: a TOML file in which every field may be left out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,7 +90,7 @@ impl Policy {
     ///
     /// When it is no TOML, holds an unknown field, or a value outside its range.
     pub fn from_toml(text: &str) -> Result<Policy, PolicyError> {
-        Policy::try_from(toml::from_str::<PolicySettings>(text)?)
+        Policy::try_from(parse::from_toml::<PolicySettings>(text)?)
     }
 
     /// The settings as they were given.
@@ -191,8 +194,8 @@ pub enum PolicyError {
         source: Box<PolicyError>,
     },
     /// No TOML, a field of another type, or an unknown one.
-    #[error("{0}")]
-    Toml(#[from] toml::de::Error),
+    #[error(transparent)]
+    Parse(#[from] ParseError),
     /// A metric without a default floor.
     #[error("field `floor`: found none, and metric `{metric}` has no default; state the worst value that you accept")]
     NoFloor {

@@ -26,24 +26,22 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// The first field that no measurement can give: not a number, out of its range, or over no tokens.
-    pub(crate) fn fault(&self) -> Option<(&'static str, f64)> {
+    /// The first field that no measurement can give (not a number, out of its range, or over no tokens): its name, what was
+    /// found, what was expected.
+    pub(crate) fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
         // Rounding may push a ratio or a divergence past its end by this much, and no more.
         const SLACK: f64 = 1e-4;
         let within = |low: f64, high: f64, x: f64| x >= low - SLACK && x <= high + SLACK;
+        let (cosine_mean, worst_layer) = (self.cosine_mean.unwrap_or(0.0), self.cosine_worst_layer.unwrap_or(0.0));
         let fields = [
-            ("agreement", self.agreement, within(0.0, 1.0, self.agreement)),
-            ("kl_nats", self.kl_nats, within(0.0, f64::MAX, self.kl_nats)),
-            ("nll_gap_nats", self.nll_gap_nats, self.nll_gap_nats.is_finite()),
-            ("cosine_mean", self.cosine_mean.unwrap_or(0.0), within(-1.0, 1.0, self.cosine_mean.unwrap_or(0.0))),
-            (
-                "cosine_worst_layer",
-                self.cosine_worst_layer.unwrap_or(0.0),
-                within(-1.0, 1.0, self.cosine_worst_layer.unwrap_or(0.0)),
-            ),
-            ("n", self.n as f64, self.n > 0),
+            ("agreement", self.agreement, "a share in [0, 1]", within(0.0, 1.0, self.agreement)),
+            ("kl_nats", self.kl_nats, "a finite number of nats, at least 0", within(0.0, f64::MAX, self.kl_nats)),
+            ("nll_gap_nats", self.nll_gap_nats, "a finite number of nats", self.nll_gap_nats.is_finite()),
+            ("cosine_mean", cosine_mean, "a cosine in [-1, 1]", within(-1.0, 1.0, cosine_mean)),
+            ("cosine_worst_layer", worst_layer, "a cosine in [-1, 1]", within(-1.0, 1.0, worst_layer)),
+            ("n", self.n as f64, "at least 1 token", self.n > 0),
         ];
-        fields.into_iter().find(|(.., sound)| !sound).map(|(name, value, _)| (name, value))
+        fields.into_iter().find(|(.., sound)| !sound).map(|(name, found, expected, _)| (name, found, expected))
     }
 }
 

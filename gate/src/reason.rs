@@ -30,6 +30,13 @@ pub enum Reason {
         /// Source model of the pair.
         source: Digest,
     },
+    /// The mapper is for another target than the one that shall go on.
+    ForAnotherModel {
+        /// The model that shall go on.
+        request: Digest,
+        /// Target model of the pair.
+        target: Digest,
+    },
     /// The cache was mapped too often already.
     TooManyHops {
         /// Mappings it would have gone through.
@@ -57,12 +64,12 @@ pub enum Reason {
         /// What would run.
         artifact: Digest,
     },
-    /// The evidence was made with another native head or tail.
-    EvidenceWithOtherEnds {
-        /// Head and tail of the evidence.
-        evidence: (usize, usize),
-        /// Head and tail of the request.
-        request: (usize, usize),
+    /// The models computed in other numbers when the evidence was made.
+    EvidenceInAnotherPrecision {
+        /// Precision of the evidence.
+        evidence: String,
+        /// Precision of the request.
+        request: String,
     },
     /// The evidence holds something that can't be true.
     EvidenceUnsound {
@@ -163,12 +170,13 @@ impl Reason {
             Reason::Trial => "trial",
             Reason::Mismatch { .. } => "mismatch",
             Reason::CacheOfAnotherModel { .. } => "cache_of_another_model",
+            Reason::ForAnotherModel { .. } => "for_another_model",
             Reason::TooManyHops { .. } => "too_many_hops",
             Reason::NothingToMap { .. } => "nothing_to_map",
             Reason::NoCandidate => "no_candidate",
             Reason::NoEvidence => "no_evidence",
             Reason::EvidenceOfAnotherArtifact { .. } => "evidence_of_another_artifact",
-            Reason::EvidenceWithOtherEnds { .. } => "evidence_with_other_ends",
+            Reason::EvidenceInAnotherPrecision { .. } => "evidence_in_another_precision",
             Reason::EvidenceUnsound { .. } => "evidence_unsound",
             Reason::TooLittleEvidence { .. } => "too_little_evidence",
             Reason::LengthOutsideEvidence { .. } => "length_outside_evidence",
@@ -186,12 +194,13 @@ impl Reason {
         match self {
             Reason::Mismatch { .. }
             | Reason::CacheOfAnotherModel { .. }
+            | Reason::ForAnotherModel { .. }
             | Reason::TooManyHops { .. }
             | Reason::NothingToMap { .. }
             | Reason::NoCandidate => 0,
             Reason::NoEvidence => 1,
             Reason::EvidenceOfAnotherArtifact { .. }
-            | Reason::EvidenceWithOtherEnds { .. }
+            | Reason::EvidenceInAnotherPrecision { .. }
             | Reason::EvidenceUnsound { .. } => 2,
             Reason::TooLittleEvidence { .. } | Reason::LengthOutsideEvidence { .. } => 3,
             Reason::SourceBetter { .. } => 4,
@@ -217,6 +226,12 @@ impl fmt::Display for Reason {
                 cache.short(),
                 source.short()
             ),
+            Reason::ForAnotherModel { request, target } => write!(
+                f,
+                "the target is model {}, the pair maps for {}: use the pair of that model",
+                request.short(),
+                target.short()
+            ),
             Reason::TooManyHops { hops, max } => write!(
                 f,
                 "the cache would have gone through {hops} mappings, the policy allows {max}: migrate from a native cache"
@@ -235,11 +250,10 @@ impl fmt::Display for Reason {
                 evidence.short(),
                 artifact.short()
             ),
-            Reason::EvidenceWithOtherEnds { evidence, request } => write!(
+            Reason::EvidenceInAnotherPrecision { evidence, request } => write!(
                 f,
-                "the evidence was made with a native head and tail of {} and {} tokens, the request has {} and {}: use \
-                 the pair's own, or measure it again",
-                evidence.0, evidence.1, request.0, request.1
+                "the evidence was made with {evidence} models, these are {request}: load them as they were then \
+                 (--precision), or fit the pair anew as they are"
             ),
             Reason::EvidenceUnsound { fault } => write!(f, "the evidence is unsound: {fault}; measure the pair again"),
             Reason::TooLittleEvidence { domain, found, needed } => {

@@ -1,22 +1,24 @@
 //! What a host asks the gate.
 
+use std::fmt;
+
 use crate::{Digest, Evidence, Latency, Loaded, Reason};
 
 /// One wish: this cache, of this pair, through one of these candidates.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The pair.
-    pub pair: PairFacts<'a>,
+    /// Name of the pair.
+    pub pair: &'a str,
     /// The source cache.
     pub cache: CacheFacts,
-    /// First positions that the target will compute itself, in tokens.
-    pub head: usize,
-    /// Last prompt tokens that the target will compute itself.
-    pub tail: usize,
+    /// The model that shall go on with it.
+    pub target: Digest,
     /// Domain of the text, where the host knows it.
     pub domain: Option<&'a str>,
     /// Device and adapter that will run the mapper.
     pub backend: &'a str,
+    /// In which numbers the two models compute, in the host's words.
+    pub precision: &'a str,
     /// A mismatch the host found while it read models, pair and cache: another tokenizer, another rotation. The gate knows
     /// nothing of either; it refuses, and writes the sentence down.
     pub mismatch: Option<&'a str>,
@@ -24,28 +26,35 @@ pub struct Request<'a> {
     pub candidates: Vec<Candidate<'a>>,
 }
 
-/// The pair of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct PairFacts<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Digest of the source model.
-    pub source: Digest,
-    /// Digest of the target model.
-    pub target: Digest,
-}
-
 /// The source cache of a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheFacts {
     /// Model that the cache belongs to.
     pub model: Digest,
     /// Digest of its tokens and positions.
     pub digest: Digest,
+    /// Which cache of this process it is. Its keys and values are not in the digest, since hashing them would take longer than
+    /// mapping them; so the host numbers its caches instead, and no two have one number.
+    pub serial: u64,
     /// Filled slots.
     pub tokens: usize,
     /// Mappings it has been through; 0 for a native cache.
     pub hops: u32,
+}
+
+impl CacheFacts {
+    /// Mappings it will have gone through after the next one.
+    pub(crate) fn next_hop(&self) -> u32 {
+        self.hops.saturating_add(1)
+    }
+}
+
+impl fmt::Display for CacheFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheFacts { model, digest, serial, tokens, hops } = self;
+        let (model, digest) = (model.short(), digest.short());
+        write!(f, "number {serial} ({tokens} tokens {digest} of model {model}, {hops} hops)")
+    }
 }
 
 /// One mapper that could run.
@@ -67,20 +76,24 @@ impl Request<'_> {
         if let Some(mismatch) = self.mismatch {
             return Some(Reason::Mismatch { what: mismatch.to_owned() });
         }
-        if self.cache.model != self.pair.source {
-            return Some(Reason::CacheOfAnotherModel { cache: self.cache.model, source: self.pair.source });
-        }
         if self.cache.hops >= max_hops {
-            return Some(Reason::TooManyHops { hops: self.hops(), max: max_hops });
-        }
-        if self.cache.tokens.saturating_sub(self.head) <= self.tail {
-            return Some(Reason::NothingToMap { tokens: self.cache.tokens, head: self.head, tail: self.tail });
+            return Some(Reason::TooManyHops { hops: self.cache.next_hop(), max: max_hops });
         }
         self.candidates.is_empty().then_some(Reason::NoCandidate)
     }
+}
 
-    /// Mappings the cache will have gone through after this one.
-    pub(crate) fn hops(&self) -> u32 {
-        self.cache.hops.saturating_add(1)
+impl Candidate<'_> {
+    /// What makes the candidate one for another request than this.
+    pub(crate) fn obstacle(&self, request: &Request<'_>) -> Option<Reason> {
+        let (loaded, cache) = (self.loaded, &request.cache);
+        if cache.model != loaded.source() {
+            return Some(Reason::CacheOfAnotherModel { cache: cache.model, source: loaded.source() });
+        }
+        if request.target != loaded.target() {
+            return Some(Reason::ForAnotherModel { request: request.target, target: loaded.target() });
+        }
+        let (tokens, head, tail) = (cache.tokens, loaded.head(), loaded.tail());
+        loaded.middle(tokens).is_empty().then_some(Reason::NothingToMap { tokens, head, tail })
     }
 }

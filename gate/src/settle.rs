@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::{Gate, GateError, PairSummary, Quality, Receipt, Ticket, TicketFilter, TicketRow, ledger::End};
+use crate::{
+    Gate, GateError, LedgerError, PairSummary, Quality, Receipt, Ticket, TicketFilter, TicketRow, ledger::End,
+};
 
 /// A settled migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -23,7 +25,7 @@ impl Gate {
     pub fn settle(&self, receipt: Receipt, realised: &Quality) -> Result<Settled, GateError> {
         let lease = receipt.into_lease();
         let ticket = lease.ticket().clone();
-        if let Some((field, found)) = realised.fault() {
+        if let Some((field, found, _)) = realised.fault() {
             lease.fail(&format!("realised {field} is {found}"))?;
             return Err(GateError::Realised { ticket, field, found });
         }
@@ -36,12 +38,11 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// As [`Gate::settle`]; also when there is no such ticket, or it is not in flight.
+    /// When the quality holds what no measurement can give: nothing is written then, and the ticket stays in flight for
+    /// the right figures. When there is no such ticket, it is not in flight, or the ledger can't be written.
     pub fn settle_ticket(&self, ticket: &Ticket, realised: &Quality) -> Result<Settled, GateError> {
-        if let Some((field, found)) = realised.fault() {
-            let why = format!("realised {field} is {found}");
-            self.ledger.end(ticket, &End::Failed { why: &why })?;
-            return Err(GateError::Realised { ticket: ticket.clone(), field, found });
+        if let Some((field, found, expected)) = realised.fault() {
+            return Err(GateError::Impossible { ticket: ticket.clone(), field, found, expected });
         }
         let miss = self.ledger.promise(ticket)?.map(|(metric, bound)| metric.worse(metric.value(realised), bound));
         self.ledger.end(ticket, &End::Settled { realised, miss })?;
@@ -64,6 +65,23 @@ impl Gate {
     /// When the lease ran out before, or the ledger can't be written.
     pub fn failed(&self, receipt: Receipt, why: &str) -> Result<Ticket, GateError> {
         Ok(receipt.into_lease().fail(why)?)
+    }
+
+    /// Ends every ticket that this process still holds as abandoned, for `why`: for a process that is about to end without
+    /// dropping what it holds.
+    ///
+    /// # Errors
+    ///
+    /// When the ledger can't be written.
+    pub fn abandon_open(&self, why: &str) -> Result<(), GateError> {
+        for ticket in self.ledger.open_tickets().iter() {
+            match self.ledger.end(ticket, &End::Abandoned { why }) {
+                // Its holder was quicker.
+                Ok(()) | Err(LedgerError::WrongState { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Keeps the host's record of a run beside its ticket; once.

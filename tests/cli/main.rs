@@ -1,7 +1,11 @@
 //! The program as a person runs it.
 
+mod ledger;
+mod pairs;
+
 use std::{
     fs,
+    io::Read as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -12,6 +16,8 @@ use serde_json::Value;
 fn kvmig(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvmig"));
     command.stdin(Stdio::null()).env("XDG_DATA_HOME", folder).env("XDG_CACHE_HOME", folder.join("cache"));
+    // Mesa complains on stderr where there is no display.
+    command.env("NODEVICE_SELECT", "1");
     command
 }
 
@@ -115,7 +121,7 @@ fn errors_name_what_is_wrong() {
         (&["run", "--prompt-file", &absent], &["absent"]),
         (&["run", "--prompt-file", &latin], &["latin.txt", "UTF-8"]),
         (&["run", "--device", "cpu", "--prompt-file", &empty], &["empty"]),
-        (&["run", "--policy", &policy], &["policy.toml", "flor"]),
+        (&["run", "--policy", &policy], &["policy.toml: line 1, column 1, field `flor`: unknown field `flor`"]),
         (&["run", "--policy", &range], &["range.toml", "alpha", "1.5"]),
         (&["run", "--device", "no-such-gpu"], &["no-such-gpu", "kvmig devices"]),
         (
@@ -141,6 +147,8 @@ fn errors_name_what_is_wrong() {
             &["context"],
         ),
         (&["pair", &absent], &["absent"]),
+        (&["run", "--pair", &absent, "--prompt", "x"], &["--source", "--target"]),
+        (&["run", "--domain", "two words"], &["two words", "letters"]),
         (&["gate", "show", "nonsense"], &["nonsense"]),
     ];
     for (args, needles) in cases {
@@ -152,6 +160,10 @@ fn errors_name_what_is_wrong() {
             assert!(message.contains(needle), "{args:?}: `{needle}` is not in\n{message}");
         }
         assert!(!message.contains("panicked"), "{message}");
+        // What the command line itself refuses comes with its usage.
+        if !message.contains("Usage:") && !message.contains("For more information") {
+            assert_eq!(message.lines().count(), 1, "{args:?}\n{message}");
+        }
     }
 }
 
@@ -191,6 +203,61 @@ fn a_prompt_without_a_middle_is_prefilled() {
     assert_eq!((record["decision"].as_str(), record["reason"].as_str()), (Some("reprefill"), Some("nothing_to_map")));
 }
 
+/// The answer comes first, on standard output as always; then what went wrong, and the exit code of an error.
+#[test]
+fn a_ledger_that_fails_after_the_answer_does_not_keep_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger.sqlite");
+    let run = || {
+        let args = ["run", "--device", "cpu", "--json", "-n", "8", "--ledger"];
+        kvmig(folder.path()).args(args).arg(&ledger).output().unwrap()
+    };
+    let whole = record(&run());
+    let trigger = "CREATE TRIGGER broken BEFORE UPDATE OF state ON tickets WHEN NEW.state = 'settled'
+                   BEGIN SELECT RAISE (ABORT, 'the disk is full'); END";
+    rusqlite::Connection::open(&ledger).unwrap().execute_batch(trigger).unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let message = stderr(&output);
+    assert!(message.contains("the answer was given") && message.contains("the disk is full"), "{message}");
+    let kept: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&kept["decision"], &kept["text"]), (&whole["decision"], &whole["text"]));
+    assert_eq!(kept["realised"]["n"], whole["realised"]["n"], "what the audit found is not lost either");
+}
+
+/// One thread count for engine and mapper; that it was taken up shows in nothing but time.
+#[test]
+fn threads_are_the_processs() {
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--threads", "1", "-n", "4"]).output().unwrap();
+    assert_eq!(record(&output)["decision"], "migrate");
+}
+
+/// Ctrl-C: the answer ends, and the ticket with it.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_answer_leaves_no_open_ticket() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = kvmig(folder.path())
+        .args(["run", "--device", "cpu", "-n", "500"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The handler is there once the answer has begun.
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: interrupted; ticket"), "{}", stderr(&output));
+    let log = kvmig(folder.path()).args(["gate", "log", "--json"]).output().unwrap();
+    let log: Value = serde_json::from_slice(&log.stdout).unwrap();
+    assert_eq!(log[0]["state"], "unaudited", "{log:#}");
+}
+
 #[test]
 fn help_teaches() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,4 +275,21 @@ fn devices_lists_the_cpu() {
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     let devices = list["devices"].as_array().unwrap();
     assert!(devices.iter().any(|device| device["kind"] == "cpu"), "{list:#}");
+}
+
+#[test]
+fn nothing_to_say_is_no_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = kvmig(folder.path()).args(["run", "--device", "cpu", "-n", "0"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn exit_codes_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["--help"][..], &["run", "--help"], &["conform", "--help"]] {
+        let output = kvmig(folder.path()).args(args).output().unwrap();
+        assert!(stdout(&output).contains("Exit codes: 0"), "{args:?}");
+    }
 }

@@ -1,7 +1,8 @@
 //! A pair that the gate admits, for the gate's suite to spoil one thing at a time.
 
 use kvmig_gate::{
-    CacheFacts, Candidate, Digest, DocumentOutcome, Evidence, Loaded, Loader, PairFacts, Quality, Request, WeightElem,
+    CacheFacts, Candidate, Digest, DocumentOutcome, Evidence, Loaded, Loader, PairIdentity, Quality, Request,
+    WeightElem,
 };
 
 /// Native head of the pair, in tokens.
@@ -11,9 +12,20 @@ pub const TAIL: usize = 32;
 /// Tokens of every held-out document, and of the request.
 pub const TOKENS: usize = 384;
 
+/// The pair.
+pub fn identity() -> PairIdentity<'static> {
+    let (source, target) = (Digest::of(b"source model"), Digest::of(b"target model"));
+    PairIdentity { source, target, head: HEAD, tail: TAIL, details: b"settings" }
+}
+
 /// An artifact; another tag is another weight.
 pub fn artifact(tag: u8) -> Loaded {
-    let mut loader = Loader::new(b"component".to_vec(), b"pair identity");
+    artifact_of(&identity(), tag)
+}
+
+/// An artifact of another pair.
+pub fn artifact_of(pair: &PairIdentity<'_>, tag: u8) -> Loaded {
+    let mut loader = Loader::new(b"component".to_vec(), pair);
     loader.shader("map", "@compute fn main() {}");
     loader.weight("w", WeightElem::F32, &[2, 2], &[tag; 16]);
     loader.finish()
@@ -50,10 +62,9 @@ pub fn document(i: usize) -> DocumentOutcome {
 pub fn evidence(loaded: &Loaded, n: usize) -> Evidence {
     Evidence {
         artifact: loaded.artifact(),
-        head: HEAD,
-        tail: TAIL,
         seed: 7,
         backend: "cpu".to_owned(),
+        precision: "quantised".to_owned(),
         documents: (1..=n).map(document).collect(),
     }
 }
@@ -65,14 +76,15 @@ pub fn candidate<'a>(mapper: &'a str, loaded: &'a Loaded, evidence: &'a Evidence
 
 /// A request that every candidate with enough evidence is admitted for.
 pub fn request<'a>(candidates: &[Candidate<'a>]) -> Request<'a> {
-    let source = Digest::of(b"source model");
+    let PairIdentity { source, target, .. } = identity();
+    let digest = Digest::of(b"tokens and positions");
     Request {
-        pair: PairFacts { name: "small-to-large", source, target: Digest::of(b"target model") },
-        cache: CacheFacts { model: source, digest: Digest::of(b"tokens and positions"), tokens: TOKENS, hops: 0 },
-        head: HEAD,
-        tail: TAIL,
+        pair: "small-to-large",
+        cache: CacheFacts { model: source, digest, serial: 1, tokens: TOKENS, hops: 0 },
+        target,
         domain: None,
         backend: "cpu",
+        precision: "quantised",
         mismatch: None,
         candidates: candidates.to_vec(),
     }

@@ -4,6 +4,9 @@
 //! as ignored on a newcomer's machine, with what to install on stderr; where `CI` is set it fails.
 #![expect(clippy::print_stderr, reason = "a skipped backend must be seen, and a test program has no other voice")]
 
+#[path = "conform/own_shader.rs"]
+mod own_shader;
+
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use kvmig::{
@@ -39,12 +42,13 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, Body); 7] = [
+        let bodies: [(&str, Body); 8] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),
             ("only_the_mapped_slots_are_written", only_the_mapped_slots_are_written),
             ("own_shaders_need_a_gpu", own_shaders_need_a_gpu),
+            ("a_pair_folder_carries_a_shader", own_shader::a_pair_folder_carries_a_shader),
             ("weights_of_another_device_are_refused", weights_of_another_device_are_refused),
             ("jobs_share_a_device", jobs_share_a_device),
         ];

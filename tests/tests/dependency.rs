@@ -159,7 +159,8 @@ fn candle_is_named_in_the_engine_and_the_mlp_fit() {
 
 #[test]
 fn rusqlite_is_named_in_the_ledger_and_its_tests() {
-    assert_only_in("rusqlite", &["gate/src/ledger/", "tests/tests/gate/"]);
+    // Its tests look into it; those of the handoff break it on the way.
+    assert_only_in("rusqlite", &["gate/src/ledger/", "tests/tests/gate/", "tests/tests/handoff/"]);
 }
 
 #[test]

@@ -80,6 +80,19 @@ fn a_step_is_a_prefill_of_one_more_token() {
     assert!(cache_difference(&cache, &whole.cache) < SAME);
 }
 
+/// What the gate decided on one cache must not hold for another, nor for what a session made of it.
+#[test]
+fn a_cache_has_a_number_of_its_own() {
+    let model = load("medium");
+    let tokens = prompt(&model, 20);
+    let prefill = || model.prefill(&tokens, PrefillOptions::default()).unwrap();
+    let (one, other) = (prefill(), prefill());
+    let before = one.cache.serial();
+    assert_ne!(before, other.cache.serial());
+    let SessionCache::Native(after) = model.session(one).unwrap().into_cache() else { panic!("it was native") };
+    assert!(after.serial() != before && after.serial() != other.cache.serial());
+}
+
 #[test]
 fn resuming_a_cache_recovers_its_logits() {
     let model = load("medium");

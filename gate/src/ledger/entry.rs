@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{ErrorCode, named_params};
 
 use crate::{
-    Candidate, Policy, Prediction, Reason, Request, Ticket,
+    Candidate, Loaded, Policy, Prediction, Reason, Request, Ticket,
     judge::Verdict,
     ledger::{Ledger, LedgerError, State, lease_end, now_ms},
 };
@@ -72,30 +72,33 @@ impl Entry<'_> {
         let Entry { kind, policy, request, candidate, reason, prediction, verdicts } = self;
         let verdicts: serde_json::Value = verdicts.iter().map(Verdict::to_json).collect();
         let integer = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
+        // An obstacle may stop a request before one candidate is looked at; it is then about what the first would have done.
+        let about = candidate.or(request.candidates.first()).map(|candidate| candidate.loaded);
         ledger.connection().execute(
             "INSERT INTO tickets (
                  ticket, decided_ms, policy, pair, source_model, target_model, cache_model, cache, tokens, hops, head,
-                 tail, domain, backend, mapper, artifact, module, candidates, decision, reason, explanation, metric,
+                 tail, domain, backend, precision, mapper, artifact, module, candidates, decision, reason, explanation, metric,
                  predicted, bound, floor, alpha, evidence_n, state, lease_ms, ended_ms)
              VALUES (
                  :ticket, :now, :policy, :pair, :source_model, :target_model, :cache_model, :cache, :tokens, :hops, :head,
-                 :tail, :domain, :backend, :mapper, :artifact, :module, :candidates, :decision, :reason, :explanation,
+                 :tail, :domain, :backend, :precision, :mapper, :artifact, :module, :candidates, :decision, :reason, :explanation,
                  :metric, :predicted, :bound, :floor, :alpha, :evidence_n, :state, :lease_ms, :ended_ms)",
             named_params! {
                 ":ticket": ticket.as_str(),
                 ":now": now,
                 ":policy": policy.digest().to_string(),
-                ":pair": request.pair.name,
-                ":source_model": request.pair.source.to_string(),
-                ":target_model": request.pair.target.to_string(),
+                ":pair": request.pair,
+                ":source_model": about.map_or(request.cache.model, Loaded::source).to_string(),
+                ":target_model": request.target.to_string(),
                 ":cache_model": request.cache.model.to_string(),
                 ":cache": request.cache.digest.to_string(),
                 ":tokens": integer(request.cache.tokens),
-                ":hops": request.hops(),
-                ":head": integer(request.head),
-                ":tail": integer(request.tail),
+                ":hops": request.cache.next_hop(),
+                ":head": integer(about.map_or(0, Loaded::head)),
+                ":tail": integer(about.map_or(0, Loaded::tail)),
                 ":domain": request.domain,
                 ":backend": request.backend,
+                ":precision": request.precision,
                 ":mapper": candidate.map(|candidate| candidate.mapper),
                 ":artifact": candidate.map(|candidate| candidate.loaded.artifact().to_string()),
                 ":module": candidate.map(|candidate| candidate.loaded.module().to_string()),

@@ -18,7 +18,7 @@ pub enum LedgerError {
         source: io::Error,
     },
     /// SQLite can't open or write the file.
-    #[error("ledger {}: can't be opened for writing ({source}); name another file with --ledger", path.display())]
+    #[error("ledger {}: can't be opened ({source}); name another file with --ledger", path.display())]
     Unwritable {
         /// The ledger.
         path: PathBuf,
@@ -56,6 +56,19 @@ pub enum LedgerError {
         found: i64,
         /// The latest this version knows.
         supported: i64,
+    },
+    /// A ledger of an earlier version, opened to be read alone.
+    #[error(
+        "ledger {}: found schema {found}, expected {expected}; the next `kvmig run` with it brings it up to date",
+        path.display()
+    )]
+    Older {
+        /// The ledger.
+        path: PathBuf,
+        /// Its schema.
+        found: i64,
+        /// This version's.
+        expected: i64,
     },
     /// Another process has been writing for longer than one waits.
     #[error("ledger {}: another process holds it locked; wait for it, or end it", path.display())]

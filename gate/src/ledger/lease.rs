@@ -1,6 +1,6 @@
 //! Hold on an open ticket.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{
     Metric, Quality, Ticket,
@@ -13,12 +13,15 @@ pub(crate) struct Lease {
     ledger: Ledger,
     ticket: Ticket,
     duration: Duration,
+    /// When it was last renewed.
+    renewed: Instant,
     owed: bool,
 }
 
 impl Lease {
     pub(super) fn new(ledger: Ledger, ticket: Ticket, duration: Duration) -> Lease {
-        Lease { ledger, ticket, duration, owed: true }
+        ledger.open_tickets().insert(ticket.clone());
+        Lease { ledger, ticket, duration, renewed: Instant::now(), owed: true }
     }
 
     pub(crate) fn ticket(&self) -> &Ticket {
@@ -32,7 +35,19 @@ impl Lease {
 
     /// The permit was redeemed: the mapping begins.
     pub(crate) fn take_off(&mut self) -> Result<(), LedgerError> {
-        self.ledger.take_off(&self.ticket, self.duration)
+        self.ledger.take_off(&self.ticket, self.duration)?;
+        self.renewed = Instant::now();
+        Ok(())
+    }
+
+    /// Renews the lease once half of it is over.
+    pub(crate) fn renew(&mut self) -> Result<(), LedgerError> {
+        if self.renewed.elapsed() < self.duration / 2 {
+            return Ok(());
+        }
+        self.ledger.renew(&self.ticket, self.duration)?;
+        self.renewed = Instant::now();
+        Ok(())
     }
 
     pub(crate) fn settle(self, realised: &Quality, miss: Option<bool>) -> Result<Ticket, LedgerError> {
@@ -67,5 +82,6 @@ impl Drop for Lease {
             // Nobody is left to tell of an error here; the lease runs out, and the next to open the ledger finds it.
             let _ = self.ledger.end(&self.ticket, &End::Abandoned { why: "dropped before it was settled" });
         }
+        self.ledger.open_tickets().remove(&self.ticket);
     }
 }

@@ -12,8 +12,10 @@ pub(crate) mod lease;
 mod open;
 mod query;
 mod row;
+mod view;
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -28,6 +30,7 @@ pub use error::LedgerError;
 use lease::Lease;
 pub use query::{PairSummary, TicketFilter};
 pub use row::{State, TicketRow};
+pub use view::LedgerView;
 
 /// A handle on the ledger; its clones share one connection.
 #[derive(Clone, Debug)]
@@ -37,6 +40,8 @@ pub(crate) struct Ledger(Arc<Shared>);
 struct Shared {
     path: PathBuf,
     connection: Mutex<Connection>,
+    /// Tickets that a lease of this process holds.
+    open: Mutex<BTreeSet<Ticket>>,
 }
 
 /// How an open ticket ends.
@@ -51,10 +56,13 @@ pub(crate) enum End<'a> {
 impl Ledger {
     /// Opens the ledger, makes it where there is none, and ends tickets whose lease ran out.
     pub(crate) fn open(path: &Path) -> Result<Ledger, LedgerError> {
-        let connection = open::open(path)?;
-        let ledger = Ledger(Arc::new(Shared { path: path.to_owned(), connection: Mutex::new(connection) }));
+        let ledger = Ledger::new(path, open::open(path)?);
         ledger.abandon_expired(now_ms())?;
         Ok(ledger)
+    }
+
+    fn new(path: &Path, connection: Connection) -> Ledger {
+        Ledger(Arc::new(Shared { path: path.to_owned(), connection: Mutex::new(connection), open: Mutex::default() }))
     }
 
     /// The file.
@@ -82,6 +90,12 @@ impl Ledger {
     pub(crate) fn grant(&self, entry: &Entry<'_>, lease: Duration) -> Result<Lease, LedgerError> {
         let ticket = entry.insert(self, State::Decided, Some(lease))?;
         Ok(Lease::new(self.clone(), ticket, lease))
+    }
+
+    /// The tickets that leases of this process hold.
+    pub(crate) fn open_tickets(&self) -> MutexGuard<'_, BTreeSet<Ticket>> {
+        // A set is whole whatever panicked beside it.
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves a decided ticket into flight, and renews its lease.

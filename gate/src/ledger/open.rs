@@ -1,8 +1,13 @@
-//! Opening a ledger and bringing it to the schema of this version.
+//! Opening a ledger: to write, which brings it to the schema of this version, or only to read.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
-use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::ledger::LedgerError;
 
@@ -13,7 +18,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const APPLICATION_ID: i64 = 0x6b76_6d67;
 
 /// Step i brings schema i to i + 1. A step that was released is never edited.
-const MIGRATIONS: [&str; 1] = [include_str!("schema/0001_tickets.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema/0001_tickets.sql"), include_str!("schema/0002_precision.sql")];
 
 const SCHEMA: i64 = MIGRATIONS.len() as i64;
 
@@ -33,13 +38,75 @@ pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
     Ok(connection)
 }
 
+/// Opens a ledger to read it alone; `None` where there is no file, or one without tables.
+///
+/// Beside a file in WAL mode SQLite wants a log and an index of it, even to read. A connection that may write removes them
+/// when it is the last to close, one that may not leaves them lying about. So the file is opened to be written wherever it
+/// can be, under a rule that no statement of ours does; where it can't be, and nobody else writes it (there is no log), it is
+/// read as it lies.
+pub(super) fn read(path: &Path) -> Result<Option<Connection>, LedgerError> {
+    match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(LedgerError::Open { path: path.to_owned(), source }),
+        Ok(file) if file.metadata().is_ok_and(|metadata| metadata.is_dir()) => {
+            let source = io::ErrorKind::IsADirectory.into();
+            return Err(LedgerError::Open { path: path.to_owned(), source });
+        }
+        Ok(_) => {}
+    }
+    let as_it_lies =
+        || looked_into(path, &immutable(path), OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI);
+    let writable = fs::OpenOptions::new().append(true).open(path).is_ok();
+    let alone = !beside(path, "-wal").exists();
+    let (schema, connection) = if alone && !writable {
+        as_it_lies()?
+    } else {
+        match looked_into(path, path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+            // The folder can't be written.
+            Err(LedgerError::Unwritable { .. }) if alone => as_it_lies()?,
+            other => other?,
+        }
+    };
+    match schema {
+        SCHEMA => Ok(Some(connection)),
+        0 => Ok(None),
+        found => Err(LedgerError::Older { path: path.to_owned(), found, expected: SCHEMA }),
+    }
+}
+
+fn looked_into(path: &Path, name: &Path, flags: OpenFlags) -> Result<(i64, Connection), LedgerError> {
+    let wrong = |source| LedgerError::from_sqlite(path, source);
+    let connection = Connection::open_with_flags(name, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(wrong)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(wrong)?;
+    connection.pragma_update(None, "query_only", true).map_err(wrong)?;
+    Ok((check(&connection, path)?, connection))
+}
+
+/// A file that SQLite keeps beside the ledger.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// The URI of a file that nobody writes: SQLite then makes nothing beside it.
+fn immutable(path: &Path) -> PathBuf {
+    let escaped = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    format!("file:{escaped}?immutable=1").into()
+}
+
 /// The schema a file is at, if it is a ledger or empty.
 fn check(connection: &Connection, path: &Path) -> Result<i64, LedgerError> {
     let wrong = |source| LedgerError::from_sqlite(path, source);
-    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map_err(wrong);
-    let (application, schema) = (pragma("application_id")?, pragma("user_version")?);
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(wrong)?;
+    // One statement sees one state of the file: asked one by one, they could straddle another process that makes the ledger.
+    let (application, schema, tables): (i64, i64, i64) = connection
+        .query_row(
+            "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
+                    (SELECT count(*) FROM sqlite_master)",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
+        .map_err(wrong)?;
     let fresh = application == 0 && schema == 0 && tables == 0;
     if !fresh && application != APPLICATION_ID {
         return Err(LedgerError::NotALedger { path: path.to_owned(), found: "a SQLite file of another program" });

@@ -80,9 +80,9 @@ pub struct TicketRow {
     pub policy: Digest,
     /// The pair's name.
     pub pair: String,
-    /// Source model.
+    /// Source model of the pair.
     pub source_model: Digest,
-    /// Target model.
+    /// The model that was to go on.
     pub target_model: Digest,
     /// Digest of the cache's tokens and positions.
     pub cache: Digest,
@@ -90,12 +90,14 @@ pub struct TicketRow {
     pub tokens: u64,
     /// Mappings the cache will have gone through.
     pub hops: u32,
-    /// Native head and tail, in tokens.
+    /// Native head and tail of the pair, in tokens; 0 where there was no candidate.
     pub ends: (u64, u64),
     /// Domain that the request named.
     pub domain: Option<String>,
     /// Device and adapter.
     pub backend: String,
+    /// In which numbers the models computed; `None` in rows of before it was kept.
+    pub precision: Option<String>,
     /// The mapper that was chosen, or came furthest.
     pub mapper: Option<String>,
     /// Its artifact.
@@ -149,6 +151,7 @@ impl TicketRow {
             ends: (row.get::<_, i64>("head")?.unsigned_abs(), row.get::<_, i64>("tail")?.unsigned_abs()),
             domain: row.get("domain")?,
             backend: row.get("backend")?,
+            precision: row.get("precision")?,
             mapper: row.get("mapper")?,
             artifact: parsed_if_any(row, "artifact")?,
             module: parsed_if_any(row, "module")?,

@@ -231,7 +231,7 @@ pub fn read(
             read_plane(&file, &format!("layers.{layer}.{name}"), &layout, tokens.len(), plane, path)?;
         }
     }
-    Ok(KvCache { planes, tokens, positions, model: expected })
+    Ok(KvCache::new(planes, tokens, positions, expected))
 }
 
 fn tensor<'f>(
@@ -332,7 +332,7 @@ mod tests {
                 }
             }
         }
-        KvCache { planes, tokens, positions, model: Digest::of(b"model") }
+        KvCache::new(planes, tokens, positions, Digest::of(b"model"))
     }
 
     #[test]
@@ -360,10 +360,10 @@ mod tests {
     fn a_mapped_cache_is_not_read_as_a_native_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.safetensors");
-        let KvCache { planes, tokens, positions, model } = cache(Elem::F32);
+        let KvCache { planes, tokens, positions, model, .. } = cache(Elem::F32);
         let hop = Hop { source: model, pair: model, module: model, ticket: "T1".into() };
         let provenance = Provenance { model, hops: vec![hop] };
-        write_mapped(&MappedCache { planes, tokens, positions, provenance }, &path).unwrap();
+        write_mapped(&MappedCache { planes, tokens, positions, slots: 1..2, provenance }, &path).unwrap();
         let error = read(&path, model, &layout(Elem::F32)).unwrap_err();
         assert!(matches!(error, CacheFileError::Mapped { hops: 1, .. }), "{error}");
     }

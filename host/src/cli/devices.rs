@@ -6,11 +6,16 @@ use crate::device::{SelfTestStatus, devices};
 
 use super::Ending;
 
+/// List the devices that can map, what is missing, and how to get it
+///
 /// Every adapter is opened and held against a known answer; one that computes wrong numbers is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The first column is what `kvmig run --device` takes. `--device auto` takes a hardware GPU where there is one, else the CPU; software
-adapters (lavapipe, SwiftShader, llvmpipe) are for checking results and run only by name.")]
+adapters (lavapipe, SwiftShader, llvmpipe) are for checking results and run only by name.
+
+`error: XDG_RUNTIME_DIR is invalid or not set in the environment` on stderr is Mesa's, which looks for a display on a machine
+without one; it means nothing here. NODEVICE_SELECT=1 in the environment silences it.")]
 pub(super) struct Args {
     /// Print JSON
     #[arg(long)]

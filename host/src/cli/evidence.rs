@@ -1,8 +1,15 @@
-//! A pair's evidence as a table.
+//! A pair's evidence as a table, and what a policy makes of it.
 
 use std::io::{self, Write};
 
-use crate::{measure::statistics::Interval, pair::Pair};
+use kvmig_gate::{
+    CacheFacts, Candidate, Digest, DocumentOutcome, Evidence, Forecast, Policy, Request, parse::printable,
+};
+
+use crate::{
+    measure::{statistics::Interval, summary::ArmSummary},
+    pair::Pair,
+};
 
 /// Every arm side by side, per domain: means over documents with their 95 % bootstrap intervals.
 pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()> {
@@ -15,17 +22,8 @@ pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()
             "{}: {} held-out documents of {:.0} tokens on average",
             domain.domain, domain.n, domain.tokens.mean
         )?;
-        writeln!(out, "  {:<14} {:<23} {:<21} {:<23}", "arm", "KL, nats/token", "agreement", "NLL gap, nats/token")?;
-        let arms = [
-            ("mapped", &domain.mapped),
-            ("ends only", &domain.ends_only),
-            ("no prefix", &domain.no_prefix),
-            ("source (stay)", &domain.source),
-        ];
-        for (name, arm) in arms {
-            let (kl, nll) = (interval(&arm.kl_nats, 3), interval(&arm.nll_gap_nats, 3));
-            writeln!(out, "  {name:<14} {kl:<23} {:<21} {nll:<23}", interval(&arm.agreement, 2))?;
-        }
+        writeln!(out, "  {:<14} {:<23} {:<21} NLL gap, nats/token", "arm", "KL, nats/token", "agreement")?;
+        arms(out, [&domain.mapped, &domain.ends_only, &domain.no_prefix, &domain.source])?;
         let shares = [
             ("context's worth kept", &domain.worth_kept),
             ("gap recovered", &domain.gap_recovered),
@@ -45,22 +43,85 @@ pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()
             domain.handoff_ms.mean, domain.reprefill_ms.mean
         )?;
     }
+    if !evidence.own_text.is_empty() {
+        writeln!(out, "on the documents' own next tokens, as the fit reported it (the outcomes are not kept):")?;
+    }
     for text in &evidence.own_text {
-        let arms = [
-            ("mapped", &text.mapped),
-            ("ends only", &text.ends_only),
-            ("no prefix", &text.no_prefix),
-            ("source", &text.source),
-        ];
-        writeln!(out, "{} on the documents' own next tokens: {} documents", text.domain, text.n)?;
-        for (name, arm) in arms {
-            let (kl, nll) = (interval(&arm.kl_nats, 3), interval(&arm.nll_gap_nats, 3));
-            writeln!(out, "  {name:<14} {kl:<23} {:<21} {nll:<23}", interval(&arm.agreement, 2))?;
-        }
+        writeln!(out, "{}: {} documents", text.domain, text.n)?;
+        arms(out, [&text.mapped, &text.ends_only, &text.no_prefix, &text.source])?;
+    }
+    Ok(())
+}
+
+/// The four arms, in the order of [`DocumentOutcome`].
+fn arms(out: &mut impl Write, arms: [&ArmSummary; 4]) -> io::Result<()> {
+    for (name, arm) in ["mapped", "ends only", "no prefix", "source (stay)"].into_iter().zip(arms) {
+        let (kl, nll) = (interval(&arm.kl_nats, 3), interval(&arm.nll_gap_nats, 3));
+        writeln!(out, "  {name:<14} {kl:<23} {:<21} {nll}", interval(&arm.agreement, 2))?;
     }
     Ok(())
 }
 
 fn interval(i: &Interval, digits: usize) -> String {
     format!("{:.digits$} [{:.digits$}, {:.digits$}]", i.mean, i.low, i.high)
+}
+
+/// What the policy would answer to a request like the held-out documents: for each domain, and for a request that names none.
+pub(super) struct Forecasts<'a>(Vec<(Option<&'a str>, Forecast)>);
+
+impl<'a> Forecasts<'a> {
+    pub(super) fn new(pair: &'a Pair, policy: &Policy) -> Forecasts<'a> {
+        let Some(evidence) = pair.evidence() else { return Forecasts(Vec::new()) };
+        let answer = |domain: Option<&'a str>| {
+            let of_domain = |document: &&DocumentOutcome| domain.is_none_or(|domain| document.domain == domain);
+            let tokens: Vec<usize> = evidence.documents.iter().filter(of_domain).map(|d| d.tokens).collect();
+            let mean = tokens.iter().sum::<usize>() / tokens.len().max(1);
+            (domain, policy.forecast(&like(pair, evidence, domain, mean)))
+        };
+        Forecasts(evidence.domains().into_iter().map(Some).chain([None]).map(answer).collect())
+    }
+
+    /// A line for each.
+    pub(super) fn table(&self, out: &mut impl Write) -> io::Result<()> {
+        if !self.0.is_empty() {
+            writeln!(out, "\nthe policy's answer to a request like these documents, where and as they were measured:")?;
+        }
+        for (domain, answer) in &self.0 {
+            let label = domain.map_or("no domain named".to_owned(), |domain| format!("--domain {domain}"));
+            writeln!(out, "  {label:<20} {}: {}", answer.decision, printable(&answer.reason.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// The same for scripts, named as in the record of a run.
+    pub(super) fn json(&self) -> serde_json::Value {
+        let one = |(domain, answer): &(Option<&str>, Forecast)| {
+            serde_json::json!({
+                "domain": domain,
+                "decision": answer.decision,
+                "reason": answer.reason.name(),
+                "reason_text": answer.reason.to_string(),
+                "predicted": answer.prediction,
+            })
+        };
+        self.0.iter().map(one).collect()
+    }
+}
+
+fn like<'a>(pair: &'a Pair, evidence: &'a Evidence, domain: Option<&'a str>, tokens: usize) -> Request<'a> {
+    Request {
+        pair: pair.name(),
+        cache: CacheFacts { model: pair.source_digest(), digest: Digest::of(b""), serial: 0, tokens, hops: 0 },
+        target: pair.target_digest(),
+        domain,
+        backend: &evidence.backend,
+        precision: &evidence.precision,
+        mismatch: None,
+        candidates: vec![Candidate {
+            mapper: pair.mapper(),
+            loaded: pair.loaded(),
+            evidence: Some(evidence),
+            latency: None,
+        }],
+    }
 }

@@ -1,33 +1,35 @@
 //! `kvmig fit`: a pair folder from two models and some text.
 
-use std::{
-    io::{IsTerminal, Write},
-    ops::ControlFlow,
-    path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::{io::Write, path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
+use kvmig_gate::Policy;
 
 use crate::{
     cache::Elem,
     fit::{
-        self, CorpusFile, FitOptions, Progress, Stage,
+        self, CorpusFile, FitOptions,
         ridge::{Lambda, LambdaConvention},
     },
+    pair::check_name,
     sandbox::bundled::RIDGE,
 };
 
 use super::{
     Ending,
-    evidence::evidence_table,
-    models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
-    run::{open_gate, policy},
+    evidence::{Forecasts, evidence_table},
+    interrupt,
+    ledger::{LedgerArgs, PolicyArgs},
+    models::{DeviceArgs, EngineArgs, ModelArg},
+    progress::FitProgress,
+    warn,
 };
 
+/// Fit a mapper for a pair of models from text, and measure it on held-out documents
+///
 /// The documents of a text file are separated by lines of `<|end|>`. Documents to calibrate on, to choose k on and to measure
-/// on are kept apart. Interrupted and run again, a fit goes on where it was.
+/// on are kept apart. Interrupted and run again, a fit goes on where it was. It ends with what the policy would say of the new
+/// pair, for each domain.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -93,12 +95,11 @@ pub(super) struct Args {
     /// Keep what was captured, for another fit of the same text (another k or λ) in the same place
     #[arg(long)]
     keep_state: bool,
-    /// The gate's policy, a TOML file [default: the shipped one]
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     /// Print the manifest as JSON instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
     #[command(flatten)]
     ledger: LedgerArgs,
     #[command(flatten)]
@@ -107,22 +108,20 @@ pub(super) struct Args {
     engine: EngineArgs,
 }
 
-/// Set by Ctrl-C: the fit keeps what it has and ends.
-static STOP: AtomicBool = AtomicBool::new(false);
-
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let options = args.options()?;
     args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
-    let policy = policy(args.policy.as_deref())?;
+    let policy = args.policy.load()?;
+    too_little_evidence(args.evidence, &policy)?;
+    let engine = args.engine.options()?;
     let device = args.device.open()?;
-    let engine = args.engine.options();
     let (source, target) = (args.source.load(engine)?, args.target.load(engine)?);
-    let gate = open_gate(policy, &args.ledger.path()?)?;
-    // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
-    let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));
-    let mut bars = Bars::new();
-    let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| bars.show(progress))?;
-    bars.clear();
+    let gate = Arc::new(args.ledger.open_gate(policy)?);
+    interrupt::listen(&gate);
+    let mut shown = FitProgress::new();
+    let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| shown.show(progress));
+    shown.clear();
+    let pair = pair?;
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, pair.manifest())?;
@@ -131,8 +130,21 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         let fit = &pair.manifest().fit;
         writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
         evidence_table(&mut out, &pair)?;
+        Forecasts::new(&pair, gate.policy()).table(&mut out)?;
     }
     Ok(Ending::Done)
+}
+
+/// Said before hours are spent on a pair that the gate will have nothing to judge by.
+fn too_little_evidence(documents: usize, policy: &Policy) -> std::io::Result<()> {
+    let needed = policy.settings().min_evidence;
+    if documents >= needed {
+        return Ok(());
+    }
+    warn(&format!(
+        "--evidence {documents}: the policy's min_evidence is {needed} documents, of the domain that a request names or of all \
+         domains together; with fewer the gate refuses"
+    ))
 }
 
 impl Args {
@@ -144,6 +156,7 @@ impl Args {
                 stem.to_string_lossy().into_owned()
             }
         };
+        check_name(&name).context("the pair's name: give --name NAME")?;
         let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
         options.held_out = self.held_out.clone();
         options.context = self.context;
@@ -168,40 +181,5 @@ fn elem(text: &str) -> Result<Elem, String> {
         "f16" => Ok(Elem::F16),
         "f32" => Ok(Elem::F32),
         other => Err(format!("`{other}`: expected f16 or f32")),
-    }
-}
-
-/// One bar per stage, drawn only on a terminal.
-struct Bars {
-    bar: ProgressBar,
-    stage: Option<Stage>,
-}
-
-impl Bars {
-    fn new() -> Bars {
-        Bars { bar: ProgressBar::hidden(), stage: None }
-    }
-
-    fn show(&mut self, Progress { stage, done, total }: Progress) -> ControlFlow<()> {
-        if self.stage != Some(stage) {
-            self.bar.finish_and_clear();
-            self.stage = Some(stage);
-            if std::io::stderr().is_terminal() {
-                // What an earlier run did is no measure of this one's speed.
-                self.bar = ProgressBar::new(total as u64).with_position(done as u64);
-                self.bar.reset_eta();
-            }
-            let unit = if stage == Stage::Capture { "tokens" } else { "steps" };
-            let template = format!("{{msg}} {{bar:32}} {{pos}}/{{len}} {unit}, {{eta}} left");
-            let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            self.bar.set_style(style);
-            self.bar.set_message(stage.name());
-        }
-        self.bar.set_position(done as u64);
-        if STOP.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    fn clear(&self) {
-        self.bar.finish_and_clear();
     }
 }

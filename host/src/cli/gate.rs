@@ -1,13 +1,25 @@
 //! `kvmig gate`: the ledger, and settling tickets of engines outside this process.
 
-use std::{io::Write, path::PathBuf};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Subcommand;
-use kvmig_gate::{Gate, Policy, Quality, Ticket, TicketFilter, TicketRow};
+use kvmig_gate::{
+    Policy, Quality, State, Ticket, TicketFilter, TicketRow,
+    parse::{from_json, printable},
+};
 
-use super::{Ending, models::LedgerArgs};
+use super::{
+    Ending,
+    ledger::{LedgerArgs, PolicyArgs},
+    progress::span,
+};
 
+/// Look into the gate's ledger, or settle a ticket
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -16,7 +28,7 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Decisions and what came of them, newest first
+    /// Decisions and what came of them, newest first; reads alone, and makes no ledger
     Log {
         #[command(flatten)]
         ledger: LedgerArgs,
@@ -24,7 +36,7 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         pair: Option<String>,
         /// At most so many
-        #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
         /// Print JSON
         #[arg(long)]
@@ -47,47 +59,48 @@ enum Command {
         #[command(flatten)]
         ledger: LedgerArgs,
     },
-    /// Print the policy in force, as TOML: a start for one of your own
+    /// Print the policy in force, as TOML: a start for one of your own. With --policy: check that file, and print it with every
+    /// default filled in
     Policy {
-        /// Check this file instead and print it with every default filled in
-        #[arg(long, value_name = "FILE")]
-        policy: Option<PathBuf>,
+        #[command(flatten)]
+        policy: PolicyArgs,
     },
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     match args.command {
-        Command::Log { ledger, pair, limit, json } => {
-            let gate = super::run::open_gate(Policy::default(), &ledger.path()?)?;
-            let filter = TicketFilter { pair, limit: Some(limit), ..TicketFilter::default() };
-            let rows = gate.tickets(&filter)?;
-            if json {
-                serde_json::to_writer_pretty(&mut out, &rows)?;
-                writeln!(out)?;
-            } else {
-                log(&mut out, &rows)?;
-            }
-        }
+        Command::Log { ledger, pair, limit, json } => log(&mut out, &ledger, pair, limit, json)?,
         Command::Show { ticket, ledger } => {
-            let gate = super::run::open_gate(Policy::default(), &ledger.path()?)?;
-            serde_json::to_writer_pretty(&mut out, &gate.ticket(&ticket)?)?;
+            let Some(view) = ledger.look()? else { bail!("ticket {ticket}: {}", ledger.nothing()?) };
+            serde_json::to_writer_pretty(&mut out, &view.ticket(&ticket)?)?;
             writeln!(out)?;
         }
         Command::Settle { ticket, realised, ledger } => settle(&mut out, &ticket, &realised, &ledger)?,
-        Command::Policy { policy } => {
-            let policy = super::run::policy(policy.as_deref())?;
-            write!(out, "{}", toml::to_string(policy.settings())?)?;
-        }
+        Command::Policy { policy } => write!(out, "{}", toml::to_string(policy.load()?.settings())?)?,
     }
     Ok(Ending::Done)
 }
 
-fn log(out: &mut impl Write, rows: &[TicketRow]) -> anyhow::Result<()> {
-    if rows.is_empty() {
-        writeln!(out, "no tickets")?;
-        return Ok(());
+fn log(out: &mut impl Write, ledger: &LedgerArgs, pair: Option<String>, limit: u32, json: bool) -> anyhow::Result<()> {
+    let view = ledger.look()?;
+    let filter = TicketFilter { pair, limit: Some(limit), ..TicketFilter::default() };
+    let rows = view.as_ref().map(|view| view.tickets(&filter)).transpose()?.unwrap_or_default();
+    if json {
+        serde_json::to_writer_pretty(&mut *out, &rows)?;
+        writeln!(out)?;
+    } else if view.is_none() {
+        writeln!(out, "{}", ledger.nothing()?)?;
+    } else if rows.is_empty() {
+        writeln!(out, "no tickets{}", filter.pair.map(|pair| format!(" of pair {pair}")).unwrap_or_default())?;
+    } else {
+        table(out, &rows)?;
+        in_flight(out, &rows)?;
     }
+    Ok(())
+}
+
+fn table(out: &mut impl Write, rows: &[TicketRow]) -> io::Result<()> {
     writeln!(
         out,
         "{:<22} {:<10} {:<10} {:<10} {:>7} {:<5} reason",
@@ -99,29 +112,50 @@ fn log(out: &mut impl Write, rows: &[TicketRow]) -> anyhow::Result<()> {
             Some(false) => "no",
             None => "-",
         };
-        let mapper = row.mapper.as_deref().unwrap_or("-");
         writeln!(
             out,
             "{:<22} {:<10} {:<10} {:<10} {:>7} {:<5} {}",
             row.ticket.as_str(),
-            row.decision,
+            printable(&row.decision),
             row.state.name(),
-            mapper,
+            printable(row.mapper.as_deref().unwrap_or("-")),
             row.tokens,
             miss,
-            row.reason
+            printable(&row.reason)
         )?;
     }
     Ok(())
 }
 
-fn settle(out: &mut impl Write, ticket: &Ticket, file: &PathBuf, ledger: &LedgerArgs) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
-    let realised: Quality = serde_json::from_str(&text).with_context(|| {
-        format!("{}: expected {{\"agreement\", \"kl_nats\", \"nll_gap_nats\", \"n\"}}", file.display())
-    })?;
-    let gate: Gate = super::run::open_gate(Policy::default(), &ledger.path()?)?;
-    let settled = gate.settle_ticket(ticket, &realised)?;
+/// What to do about tickets that wait for their end.
+fn in_flight(out: &mut impl Write, rows: &[TicketRow]) -> io::Result<()> {
+    let waiting: Vec<&TicketRow> = rows.iter().filter(|row| row.state == State::InFlight).collect();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nin flight: settle with `kvmig gate settle TICKET --realised FILE` before the lease ends")?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    for row in waiting {
+        let left = row.lease_ms.map_or(0.0, |ms| ms as f64 / 1e3) - now;
+        let lease = match left > 0.0 {
+            true => format!("its lease ends in {}", span(left)),
+            false => format!("its lease ended {} ago: it will be written down as abandoned", span(-left)),
+        };
+        writeln!(out, "{:<22} {lease}", row.ticket.as_str())?;
+    }
+    Ok(())
+}
+
+fn settle(out: &mut impl Write, ticket: &Ticket, file: &Path, ledger: &LedgerArgs) -> anyhow::Result<()> {
+    let named = || format!("--realised {}", file.display());
+    let bytes = std::fs::read(file).with_context(named)?;
+    let realised: Quality = from_json(&bytes).with_context(named)?;
+    if ledger.look()?.is_none() {
+        bail!("ticket {ticket}: {}", ledger.nothing()?);
+    }
+    // What the promise was is in the ticket; no policy decides here.
+    let gate = ledger.open_gate(Policy::default())?;
+    let settled = gate.settle_ticket(ticket, &realised).with_context(named)?;
     let verdict = match settled.miss {
         Some(true) => "a miss: worse than its bound",
         Some(false) => "within its bound",

@@ -5,21 +5,27 @@ mod devices;
 mod evidence;
 mod fit;
 mod gate;
+mod interrupt;
+mod ledger;
 mod models;
 mod pair;
+mod progress;
 mod report;
 mod run;
 
 use std::{io::Write, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use kvmig_gate::parse::printable;
 
 /// Hands a conversation from one language model to its sibling by mapping its KV cache.
 ///
 /// `kvmig run` without arguments shows it on a small family of models that comes with the program. For your own models: `kvmig
 /// fit` makes a pair folder from some text, `kvmig run --pair` uses it.
 ///
-/// Exit codes: 0 an answer was given, by whatever way; 1 the gate refused and --require-migration was given; 2 an error.
+/// Exit codes: 0 done, whatever the gate decided (`run` gives an answer also where it re-prefills or stays on the source);
+/// 1 done, and the answer is no: `run --require-migration` migrated nothing, a case of `conform` failed; 2 an error, and
+/// nothing is left half-written; 130 interrupted twice.
 #[derive(Debug, Parser)]
 #[command(name = "kvmig", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
 struct Cli {
@@ -29,17 +35,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Answer a prompt: prefill on the source, hand over to the target, decode there
     Run(Box<run::Args>),
-    /// Fit a mapper for a pair of models from text, and measure it on held-out documents
     Fit(Box<fit::Args>),
-    /// Show what a pair folder holds and what it is worth
     Pair(pair::Args),
-    /// List the devices that can map, what is missing, and how to get it
     Devices(devices::Args),
-    /// Hold every device's kernels against f64 references
     Conform(conform::Args),
-    /// Look into the gate's ledger, or settle a ticket
     Gate(gate::Args),
 }
 
@@ -71,10 +71,15 @@ pub fn main() -> ExitCode {
             if is_broken_pipe(&error) {
                 return ExitCode::SUCCESS;
             }
-            let _ = writeln!(std::io::stderr(), "error: {}", one_message(&error));
+            let _ = writeln!(std::io::stderr(), "error: {}", printable(&one_message(&error)));
             ExitCode::from(2)
         }
     }
+}
+
+/// Says what a person should know and what stops nothing.
+fn warn(text: &str) -> std::io::Result<()> {
+    writeln!(std::io::stderr(), "warning: {}", printable(text))
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

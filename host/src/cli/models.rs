@@ -1,14 +1,15 @@
-//! Options that several commands share: models, devices, the ledger.
+//! Options that several commands share: models, pairs, devices.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    bundled::Member,
+    bundled::{self, Member},
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, ModelSource, Precision},
+    pair::{Pair, PairError},
 };
 
 /// How to load the models.
@@ -17,7 +18,8 @@ pub(super) struct EngineArgs {
     /// Compute with quantised weights as they are, or with all weights as f32 (exact, four bytes a weight)
     #[arg(long, value_enum, default_value_t = PrecisionArg::Quantised)]
     precision: PrecisionArg,
-    /// Threads to compute with [default: all]
+    /// Threads to compute with, in engine and mapper alike; products of quantised weights take theirs from RAYON_NUM_THREADS
+    /// [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
@@ -29,13 +31,20 @@ enum PrecisionArg {
 }
 
 impl EngineArgs {
-    /// As the engine takes it.
-    pub(super) fn options(self) -> LoadOptions {
+    /// As the engine takes it. The number of threads is the process's: engine, mirrors and fit share one pool, which must not
+    /// have been used before.
+    pub(super) fn options(self) -> anyhow::Result<LoadOptions> {
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads.into())
+                .build_global()
+                .with_context(|| format!("--threads {threads}"))?;
+        }
         let precision = match self.precision {
             PrecisionArg::Quantised => Precision::Quantised,
             PrecisionArg::Dequantised => Precision::Dequantised,
         };
-        LoadOptions { precision, threads: self.threads.map(usize::from) }
+        Ok(LoadOptions { precision, threads: None })
     }
 }
 
@@ -81,6 +90,29 @@ impl ModelArg {
     }
 }
 
+/// A pair as a person names it: a folder, or `bundled`.
+#[derive(Clone, Debug)]
+pub(super) enum PairArg {
+    Bundled,
+    Folder(PathBuf),
+}
+
+impl From<OsString> for PairArg {
+    fn from(text: OsString) -> PairArg {
+        if text == "bundled" { PairArg::Bundled } else { PairArg::Folder(text.into()) }
+    }
+}
+
+impl PairArg {
+    /// Reads and checks it.
+    pub(super) fn open(&self) -> Result<Pair, PairError> {
+        match self {
+            PairArg::Bundled => bundled::default_pair(),
+            PairArg::Folder(folder) => Pair::open(folder),
+        }
+    }
+}
+
 /// Which device maps.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DeviceArgs {
@@ -93,28 +125,5 @@ impl DeviceArgs {
     /// Opens it.
     pub(super) fn open(&self) -> anyhow::Result<Device> {
         Ok(Device::open(&self.device)?)
-    }
-}
-
-/// Where the ledger is.
-#[derive(Clone, Debug, Args)]
-pub(super) struct LedgerArgs {
-    /// The gate's ledger [default: kvmig/ledger.sqlite in the platform's data folder]
-    #[arg(long, value_name = "FILE")]
-    ledger: Option<PathBuf>,
-}
-
-impl LedgerArgs {
-    /// The file; its folder is made where it is missing.
-    pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
-        if let Some(path) = &self.ledger {
-            return Ok(path.clone());
-        }
-        let dirs = directories::ProjectDirs::from("", "", "kvmig")
-            .context("this platform names no data folder (is HOME set?): give --ledger FILE")?;
-        let folder = dirs.data_dir();
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("{}: can't be made; give --ledger FILE", folder.display()))?;
-        Ok(folder.join("ledger.sqlite"))
     }
 }

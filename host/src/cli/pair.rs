@@ -1,25 +1,36 @@
 //! `kvmig pair`: what a pair folder holds and what it is worth.
 
-use std::{io::Write, path::PathBuf};
+use std::io::Write;
 
-use crate::{bundled, pair::Pair};
+use super::{
+    Ending,
+    evidence::{Forecasts, evidence_table},
+    ledger::PolicyArgs,
+    models::PairArg,
+};
 
-use super::{Ending, evidence::evidence_table};
-
+/// Show what a pair folder holds, what it is worth, and what a policy would make of it
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The pair folder, or `bundled`
-    folder: PathBuf,
-    /// Print the manifest and the evidence of every document as JSON
+    #[arg(value_name = "FOLDER")]
+    pair: PairArg,
+    /// Print the manifest, the evidence of every document and the policy's answers as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
-    let pair = if args.folder.as_os_str() == "bundled" { bundled::default_pair()? } else { Pair::open(&args.folder)? };
+    let policy = args.policy.load()?;
+    let pair = args.pair.open()?;
+    let forecasts = Forecasts::new(&pair, &policy);
     let mut out = std::io::stdout().lock();
     if args.json {
-        let all = serde_json::json!({ "manifest": pair.manifest(), "evidence": pair.evidence() });
+        let all = serde_json::json!({
+            "manifest": pair.manifest(), "evidence": pair.evidence(), "forecasts": forecasts.json()
+        });
         serde_json::to_writer_pretty(&mut out, &all)?;
         writeln!(out)?;
         return Ok(Ending::Done);
@@ -38,7 +49,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
             model.digest.short()
         )?;
     }
-    writeln!(out, "mapper     {}, k = {}, module {}", identity.mapper.kind, fit.k, identity.mapper.module.short())?;
+    writeln!(out, "mapper     {}, k = {}", identity.mapper.kind, fit.k)?;
+    let (module, file) = (pair.loaded().module().short(), identity.mapper.module.short());
+    writeln!(out, "module     {module} in tickets; mapper.wasm has SHA-256 {file}")?;
     writeln!(out, "ends       first {} and last {} tokens native", identity.head, identity.tail)?;
     let corpora: Vec<String> = fit.corpora.iter().map(|c| format!("{} ({})", c.name, c.file)).collect();
     writeln!(
@@ -52,5 +65,6 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     )?;
     writeln!(out)?;
     evidence_table(&mut out, &pair)?;
+    forecasts.table(&mut out)?;
     Ok(Ending::Done)
 }

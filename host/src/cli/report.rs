@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use kvmig_gate::Quality;
+use kvmig_gate::{Quality, parse::printable};
 
 use crate::migrate::{Ask, Record, Setup};
 
@@ -54,12 +54,12 @@ impl Report {
             let stages = [
                 ("gate", ms.gate),
                 ("module", ms.module),
-                ("weights", ms.weights),
                 ("upload", ms.upload),
                 ("map", ms.map),
                 ("readback", ms.readback),
                 ("install", ms.install),
                 ("native ends", ms.native_ends),
+                ("other", ms.other),
             ];
             let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
             writeln!(err, "{}", line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))))?;
@@ -71,7 +71,7 @@ impl Report {
 
     /// A piece of the answer.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
-        if !self.shown {
+        if !self.shown || text.is_empty() {
             return Ok(());
         }
         self.spoke = true;
@@ -121,7 +121,7 @@ impl Report {
 }
 
 fn line(label: &str, text: &str) -> String {
-    format!("{label:<11} {text}")
+    format!("{label:<11} {}", printable(text))
 }
 
 fn quality(q: &Quality) -> String {

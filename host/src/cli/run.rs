@@ -1,30 +1,38 @@
 //! `kvmig run`: one prompt, handed from the source to the target.
 
 use std::{
-    io::{IsTerminal, Read, Write},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    io::{Read, Write},
+    path::PathBuf,
+    sync::Arc,
     time::Instant,
 };
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
-use kvmig_gate::{Gate, Policy};
+use kvmig_gate::Evidence;
 
 use crate::{
     bundled,
     engine::Sampling,
-    migrate::{Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
-    pair::Pair,
+    migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
+    pair::{NameError, Pair, check_name},
 };
 
 use super::{
-    Ending,
-    models::{DeviceArgs, EngineArgs, LedgerArgs, ModelArg},
+    Ending, interrupt,
+    ledger::{LedgerArgs, PolicyArgs},
+    models::{DeviceArgs, EngineArgs, ModelArg, PairArg},
+    progress::prefill_bar,
     report::Report,
+    warn,
 };
 
+/// Answer a prompt: prefill on the source, hand over to the target, decode there
+///
 /// Without --pair, --source and --target: the bundled family, medium to large.
+///
+/// Exit codes: 0 an answer was given, by whatever way the gate decided (migrate, re-prefill, or stay on the source); 1 it was
+/// given, but nothing was migrated and --require-migration was given; 2 an error: no answer, one that Ctrl-C cut short, or one whose
+/// ledger entry or audit failed; 130 Ctrl-C a second time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,9 +41,9 @@ Examples:
   kvmig run --pair P --source small.gguf --target large.gguf --prompt-file talk.txt --audit
   kvmig run --json --audit | jq .realised           for scripts: the record of the run")]
 pub(super) struct Args {
-    /// Pair folder that `kvmig fit` made
-    #[arg(long, value_name = "FOLDER", requires = "source", requires = "target")]
-    pair: Option<PathBuf>,
+    /// Pair folder that `kvmig fit` made, with --source and --target; or `bundled`, which brings its models
+    #[arg(long, value_name = "FOLDER")]
+    pair: Option<PairArg>,
     /// Model that has the conversation: a Hugging Face folder, a GGUF file or bundled:NAME
     #[arg(long, value_name = "MODEL", requires = "pair")]
     source: Option<ModelArg>,
@@ -52,7 +60,7 @@ pub(super) struct Args {
     #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 48)]
     n: usize,
     /// Domain of the prompt, such as code: the gate then judges by the evidence of that domain alone
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = domain)]
     domain: Option<String>,
     /// After the answer, re-prefill as well and report the realised quality and time (always done on the bundled default)
     #[arg(long)]
@@ -60,12 +68,11 @@ pub(super) struct Args {
     /// End with exit code 1 if the gate refuses to migrate; the answer is given all the same
     #[arg(long)]
     require_migration: bool,
-    /// The gate's policy, a TOML file; see `kvmig gate policy` [default: the shipped one]
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     /// Print the record of the run as JSON instead of text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
     #[command(flatten)]
     ledger: LedgerArgs,
     #[command(flatten)]
@@ -74,52 +81,44 @@ pub(super) struct Args {
     engine: EngineArgs,
 }
 
-/// Set by Ctrl-C: the run ends after the token it is at, with its ticket written down.
-static STOP: AtomicBool = AtomicBool::new(false);
-
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let prompt = prompt(&args)?;
     if prompt.is_empty() {
         bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
     }
-    let policy = policy(args.policy.as_deref())?;
+    let policy = args.policy.load()?;
+    let (source, target) = args.models()?;
     let clock = Instant::now();
+    let options = args.engine.options()?;
     let device = args.device.open()?;
-    let (source, target, pair) = match &args.pair {
-        Some(folder) => {
-            let model = |arg: &Option<ModelArg>| arg.clone().context("--pair needs --source and --target");
-            (model(&args.source)?, model(&args.target)?, Pair::open(folder)?)
-        }
-        None => {
-            let (source, target) = bundled::DEFAULT;
-            (ModelArg::Bundled(source), ModelArg::Bundled(target), bundled::default_pair()?)
-        }
-    };
-    let options = args.engine.options();
+    let pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
+    if let Some(domain) = &args.domain {
+        unknown_domain(domain, &pair)?;
+    }
     let (source, target) = (source.load(options)?, target.load(options)?);
-    let gate = open_gate(policy, &args.ledger.path()?)?;
+    let gate = Arc::new(args.ledger.open_gate(policy)?);
     let mapper = Mapper::load(&pair, &device)?;
     let tokens = source.tokenizer().encode(&prompt)?;
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
     let setup =
         Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
     // What the bundled default is there for is to show all of it.
-    let audit = args.audit || args.pair.is_none();
+    let audit = args.audit || args.is_default();
     let ask =
         Ask { tokens: &tokens, domain: args.domain.as_deref(), generate: args.n, sampling: Sampling::Greedy, audit };
 
-    // Fails only where a handler is installed already, as in a process that runs several commands; that one serves.
-    let _ = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed));
+    interrupt::listen(&gate);
     let mut report = Report::new(&setup, &ask, !args.json);
-    let bar = bar(tokens.len(), source.name());
+    let bar = prefill_bar(tokens.len(), source.name());
     let mut failed = None;
-    let record = hand_over(&setup, ask, &mut |event| {
+    let answered = hand_over(&setup, ask, &mut |event| {
         let done = match event {
             Event::Prefilled { done, .. } => {
                 bar.set_position(done as u64);
                 Ok(())
             }
-            Event::Ready(record) => {
+            Event::Reprefilled { .. } => Ok(()),
+            Event::Ready { record, .. } => {
                 bar.finish_and_clear();
                 report.ready(record)
             }
@@ -129,16 +128,18 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         if let Err(error) = done {
             failed.get_or_insert(error);
         }
-        failed.is_none() && !STOP.load(Ordering::Relaxed)
+        failed.is_none() && !interrupt::came()
     });
     bar.finish_and_clear();
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let record = match record {
-        Err(HandoffError::Stopped) => bail!("interrupted; the ticket is written down as unaudited"),
+    let Answered { record, stopped, trouble } = match answered {
+        // A report that can't be printed stops the run too, and was told above.
+        Err(stopped @ HandoffError::Stopped { .. }) => bail!("interrupted: {stopped}"),
         other => other?,
     };
+    // The answer first: what went wrong beside it has not made it worse.
     if args.json {
         let mut out = std::io::stdout().lock();
         serde_json::to_writer_pretty(&mut out, &record)?;
@@ -146,8 +147,33 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     } else {
         report.done(&record)?;
     }
+    if let Some(trouble) = trouble {
+        return Err(trouble.into());
+    }
+    if stopped {
+        bail!("interrupted; ticket {} is ended, its record holds the answer so far", record.ticket);
+    }
     let refused = record.decision != "migrate";
     Ok(if refused && args.require_migration { Ending::Negative } else { Ending::Done })
+}
+
+impl Args {
+    /// Whether all of it is the bundled default, prompt aside.
+    fn is_default(&self) -> bool {
+        matches!(self.pair, None | Some(PairArg::Bundled)) && self.source.is_none() && self.target.is_none()
+    }
+
+    fn models(&self) -> anyhow::Result<(ModelArg, ModelArg)> {
+        let (source, target) = bundled::DEFAULT;
+        let default = |member| match self.pair {
+            None | Some(PairArg::Bundled) => Ok(ModelArg::Bundled(member)),
+            Some(PairArg::Folder(_)) => {
+                bail!("a pair folder needs --source MODEL and --target MODEL, those it was fitted for")
+            }
+        };
+        let or_default = |given: &Option<ModelArg>, member| given.clone().map_or_else(|| default(member), Ok);
+        Ok((or_default(&self.source, source)?, or_default(&self.target, target)?))
+    }
 }
 
 fn prompt(args: &Args) -> anyhow::Result<String> {
@@ -163,30 +189,25 @@ fn prompt(args: &Args) -> anyhow::Result<String> {
             String::from_utf8(bytes)
                 .with_context(|| format!("--prompt-file {}: expected UTF-8 text; convert it first", path.display()))
         }
-        (None, None) if args.pair.is_some() => {
+        (None, None) if !args.is_default() => {
             bail!("what shall be answered? Give --prompt TEXT or --prompt-file FILE")
         }
         (None, None) => Ok(bundled::PROMPT.to_owned()),
     }
 }
 
-/// The policy of a file, or the shipped one.
-pub(super) fn policy(path: Option<&Path>) -> anyhow::Result<Policy> {
-    Ok(match path {
-        Some(path) => Policy::load(path)?,
-        None => Policy::default(),
-    })
+fn domain(text: &str) -> Result<String, NameError> {
+    check_name(text).map(|()| text.to_owned())
 }
 
-/// The one place where a gate is opened.
-pub(super) fn open_gate(policy: Policy, ledger: &Path) -> anyhow::Result<Gate> {
-    Ok(Gate::open(policy, ledger)?)
-}
-
-/// A bar for the source's prefill; drawn only on a terminal, and only once it takes a while.
-fn bar(tokens: usize, model: &str) -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(tokens as u64) } else { ProgressBar::hidden() };
-    let style = ProgressStyle::with_template("prefill on {msg} {bar:32} {pos}/{len} tokens, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.with_style(style).with_message(model.to_owned())
+/// Says so where the pair has no evidence of a domain: the gate will refuse, and a misspelling is soon made.
+fn unknown_domain(domain: &str, pair: &Pair) -> std::io::Result<()> {
+    let known = pair.evidence().map(Evidence::domains).unwrap_or_default();
+    if known.is_empty() || known.contains(&domain) {
+        return Ok(());
+    }
+    let known = known.join(", ");
+    warn(&format!(
+        "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
+    ))
 }

@@ -11,7 +11,7 @@ use rayon::ThreadPool;
 use crate::cache::{CacheLayout, Elem};
 
 use super::{
-    EngineError, LoadOptions, ModelConfig, ModelSource, Tokenizer, config,
+    EngineError, LoadOptions, ModelConfig, ModelSource, Precision, Tokenizer, config,
     gguf::{self, Gguf},
     hf::{FileBytes, Folder, read_file},
     json::JsonFile,
@@ -87,6 +87,11 @@ impl Model {
     /// Identity of the model: a digest over the bytes of its weights and its configuration.
     pub fn digest(&self) -> Digest {
         self.digest
+    }
+
+    /// In which numbers it computes.
+    pub fn precision(&self) -> Precision {
+        self.weights.precision()
     }
 
     /// Its tokenizer.

@@ -73,7 +73,7 @@ impl Model {
         self.check_tokens(tokens)?;
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
         let planes = KvPlanes::zeros(self.config().layout(options.elem), tokens.len() + options.room);
-        let mut cache = KvCache { planes, tokens: tokens.to_vec(), positions, model: self.digest() };
+        let mut cache = KvCache::new(planes, tokens.to_vec(), positions, self.digest());
         let slots: Vec<usize> = (0..tokens.len()).collect();
         let fill = Fill { tokens, positions: &cache.positions, slots: &slots };
         let logits = self.fill(&mut cache.planes, fill, options)?;

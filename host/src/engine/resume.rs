@@ -1,5 +1,7 @@
 //! The ways into a [`Session`]: from a prefill, from a native cache, from a mapped one, and from the ends alone.
 
+use std::ops::Range;
+
 use kvmig_gate::{Migrated, Trialled};
 
 use crate::cache::{CacheLayout, Elem, KvCache, KvPlanes, MappedCache};
@@ -43,20 +45,14 @@ impl Model {
         Ok(Session::new(self, Store::Native(cache), logits))
     }
 
-    /// Continues a migrated cache of the prompt `tokens`, after computing its first `head` and last `tail` tokens natively,
-    /// in one batch: the *native ends*. At least the last token is computed, since a cache holds no logits.
+    /// Continues a migrated cache of the prompt `tokens` (or of its beginning), after computing every slot that was not mapped,
+    /// in one batch: the *native ends*. Which slots those are, the cache says; at least the last is among them, since a cache
+    /// holds no logits.
     ///
     /// # Errors
-    /// [`EngineError::CacheMismatch`] for a cache of another model, layout or prompt, or one that leaves a gap between its
-    /// last slot and the tail.
-    pub fn resume_mapped(
-        &self,
-        migrated: Migrated<MappedCache>,
-        tokens: &[u32],
-        head: usize,
-        tail: usize,
-    ) -> Result<Session<'_>, EngineError> {
-        self.resume_released(migrated.release(), tokens, head, tail)
+    /// [`EngineError::CacheMismatch`] for a cache of another model, layout or prompt, or one that was mapped to its end.
+    pub fn resume_mapped(&self, migrated: Migrated<MappedCache>, tokens: &[u32]) -> Result<Session<'_>, EngineError> {
+        self.resume_released(migrated.release(), tokens)
     }
 
     /// The same for a trial: held-out evaluation and audits, whose results are measured and never served.
@@ -67,33 +63,24 @@ impl Model {
         &self,
         trialled: Trialled<MappedCache>,
         tokens: &[u32],
-        head: usize,
-        tail: usize,
     ) -> Result<TrialSession<'_>, EngineError> {
-        self.resume_released(trialled.release(), tokens, head, tail).map(TrialSession)
+        self.resume_released(trialled.release(), tokens).map(TrialSession)
     }
 
-    fn resume_released(
-        &self,
-        mut mapped: MappedCache,
-        tokens: &[u32],
-        head: usize,
-        tail: usize,
-    ) -> Result<Session<'_>, EngineError> {
+    fn resume_released(&self, mut mapped: MappedCache, tokens: &[u32]) -> Result<Session<'_>, EngineError> {
         self.check_tokens(tokens)?;
         self.check_layout(mapped.planes.layout())?;
         if mapped.provenance.model != self.digest() {
             let (found, expected) = (mapped.provenance.model.to_string(), self.digest().to_string());
             return Err(EngineError::CacheMismatch { field: "model it was mapped for", found, expected });
         }
+        check_prompt(&mapped, tokens)?;
         let total = tokens.len();
-        let ends = Ends::new(total, head, tail);
-        check_prompt(&mapped, tokens, ends.tail_start)?;
         mapped.planes.reserve(mapped.tokens.len(), total);
         mapped.tokens = tokens.to_vec();
         mapped.positions = (0..total as u32).collect();
-        let slots = ends.slots();
-        let (tokens, positions) = ends.gather(tokens);
+        let slots = outside(mapped.slots.clone(), total);
+        let (tokens, positions) = gather(&slots, tokens);
         let fill = Fill { tokens: &tokens, positions: &positions, slots: &slots };
         let logits = self.fill(&mut mapped.planes, fill, PrefillOptions::default())?;
         Ok(Session::new(self, Store::Mapped(mapped), logits))
@@ -106,10 +93,13 @@ impl Model {
     /// As [`Model::prefill`].
     pub fn ends_only(&self, tokens: &[u32], head: usize, tail: usize, elem: Elem) -> Result<Session<'_>, EngineError> {
         self.check_tokens(tokens)?;
-        let (tokens, positions) = Ends::new(tokens.len(), head, tail).gather(tokens);
+        let total = tokens.len();
+        // Head and tail meet where they would overlap.
+        let tail_start = total - tail.clamp(1, total);
+        let (tokens, positions) = gather(&outside(head.min(tail_start)..tail_start, total), tokens);
         let options = PrefillOptions { elem, ..PrefillOptions::default() };
         let planes = KvPlanes::zeros(self.config().layout(elem), tokens.len() + options.room);
-        let mut cache = KvCache { planes, tokens, positions, model: self.digest() };
+        let mut cache = KvCache::new(planes, tokens, positions, self.digest());
         let slots: Vec<usize> = (0..cache.tokens.len()).collect();
         let fill = Fill { tokens: &cache.tokens, positions: &cache.positions, slots: &slots };
         let logits = self.fill(&mut cache.planes, fill, options)?;
@@ -117,8 +107,8 @@ impl Model {
     }
 
     fn check_native(&self, cache: &KvCache) -> Result<(), EngineError> {
-        if cache.model != self.digest() {
-            return Err(EngineError::ForeignCache { found: cache.model, expected: self.digest() });
+        if cache.model() != self.digest() {
+            return Err(EngineError::ForeignCache { found: cache.model(), expected: self.digest() });
         }
         self.check_layout(cache.planes.layout())
     }
@@ -135,12 +125,17 @@ impl Model {
     }
 }
 
-/// The mapped slots must be the prompt's, from its start and up to the native tail.
-fn check_prompt(mapped: &MappedCache, tokens: &[u32], tail_start: usize) -> Result<(), EngineError> {
-    let slots = mapped.tokens.len();
-    if slots < tail_start || slots > tokens.len() {
-        let expected = format!("{tail_start} to {} (up to the native tail, within the prompt)", tokens.len());
-        return Err(EngineError::CacheMismatch { field: "mapped tokens", found: slots.to_string(), expected });
+/// The cache must be the prompt's, from its start, and leave its last token to the model.
+fn check_prompt(mapped: &MappedCache, tokens: &[u32]) -> Result<(), EngineError> {
+    let (filled, total) = (mapped.tokens.len(), tokens.len());
+    if filled > total {
+        let expected = format!("at most {total} (the prompt)");
+        return Err(EngineError::CacheMismatch { field: "tokens", found: filled.to_string(), expected });
+    }
+    let Range { start, end } = mapped.slots;
+    if start > end || end > filled || end == total {
+        let expected = format!("some of the {filled} there are, the prompt's last left out");
+        return Err(EngineError::CacheMismatch { field: "mapped slots", found: format!("{start}..{end}"), expected });
     }
     if let Some(i) = mapped.positions.iter().zip(0..).position(|(found, expected)| *found != expected) {
         let (found, expected) = (format!("{} in slot {i}", mapped.positions[i]), i.to_string());
@@ -153,27 +148,14 @@ fn check_prompt(mapped: &MappedCache, tokens: &[u32], tail_start: usize) -> Resu
     Ok(())
 }
 
-/// Which slots of a prompt are native.
-struct Ends {
-    head: usize,
-    tail_start: usize,
-    total: usize,
+/// The slots of `total` that are not in `middle`.
+fn outside(middle: Range<usize>, total: usize) -> Vec<usize> {
+    (0..middle.start).chain(middle.end..total).collect()
 }
 
-impl Ends {
-    /// Head and tail of a prompt of `total` tokens; they meet where they would overlap.
-    fn new(total: usize, head: usize, tail: usize) -> Ends {
-        let tail_start = total - tail.clamp(1, total);
-        Ends { head: head.min(tail_start), tail_start, total }
-    }
-
-    fn slots(&self) -> Vec<usize> {
-        (0..self.head).chain(self.tail_start..self.total).collect()
-    }
-
-    fn gather(&self, tokens: &[u32]) -> (Vec<u32>, Vec<u32>) {
-        self.slots().into_iter().map(|slot| (tokens[slot], slot as u32)).unzip()
-    }
+/// Token and position of each slot.
+fn gather(slots: &[usize], tokens: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    slots.iter().map(|&slot| (tokens[slot], slot as u32)).unzip()
 }
 
 #[cfg(test)]
@@ -195,75 +177,84 @@ mod tests {
         model.tokenizer().encode(&"The ship came in at dawn, and nobody had seen it leave. ".repeat(8)).unwrap()
     }
 
-    /// The model's own cache of the first `mapped` tokens as the identity map would give it, its native ends spoilt.
-    fn identity(model: &Model, tokens: &[u32], mapped: usize, head: usize, tail: usize) -> MappedCache {
-        let KvCache { mut planes, tokens: all, positions, model: digest } =
-            model.prefill(tokens, PrefillOptions { room: 0, ..Default::default() }).unwrap().cache;
-        let (layout, total) = (planes.layout().clone(), tokens.len());
+    /// The model's own cache of the first `filled` tokens as the identity map would give it, everything but `slots` spoilt.
+    fn identity(model: &Model, tokens: &[u32], filled: usize, slots: Range<usize>) -> MappedCache {
+        let options = PrefillOptions { room: 0, ..Default::default() };
+        let mut native = model.prefill(tokens, options).unwrap().cache;
+        let (layout, total) = (native.planes.layout().clone(), tokens.len());
         for layer in 0..layout.layers {
             for kv_head in 0..layout.kv_heads {
-                for slot in (0..head).chain(total - tail..total) {
-                    let offset = planes.offset(kv_head, slot);
-                    let kv = planes.layer_mut(layer);
+                for slot in outside(slots.clone(), total) {
+                    let offset = native.planes.offset(kv_head, slot);
+                    let kv = native.planes.layer_mut(layer);
                     kv.k.write(offset, &vec![9.0; layout.head_dim]);
                     kv.v.write(offset, &vec![-9.0; layout.head_dim]);
                 }
             }
         }
-        let provenance = Provenance { model: digest, hops: Vec::new() };
-        MappedCache { planes, tokens: all[..mapped].to_vec(), positions: positions[..mapped].to_vec(), provenance }
+        let provenance = Provenance { model: native.model(), hops: Vec::new() };
+        let (tokens, positions) = (native.tokens[..filled].to_vec(), native.positions[..filled].to_vec());
+        MappedCache { planes: native.planes, tokens, positions, slots, provenance }
     }
 
     #[test]
     fn an_identity_map_with_native_ends_continues_as_the_model_itself() {
         let model = load("large");
         let tokens = prompt(&model);
+        let total = tokens.len();
         let mut native = model.session(model.prefill(&tokens, PrefillOptions::default()).unwrap()).unwrap();
         let greedy = native.greedy(24).unwrap();
         for (head, tail) in [(0, 1), (4, 32), (4, 70)] {
-            // Whether the map left out the tail or not.
-            for mapped in [tokens.len() - tail, tokens.len()] {
-                let cache = identity(&model, &tokens, mapped, head, tail);
-                let mut session = model.resume_released(cache, &tokens, head, tail).unwrap();
+            // Whether the cache is of the whole prompt, or the prompt went on after it.
+            for filled in [total - tail, total] {
+                let cache = identity(&model, &tokens, filled, head..total - tail);
+                let mut session = model.resume_released(cache, &tokens).unwrap();
                 assert_eq!(session.tokens(), tokens);
                 assert!(session.mapped_by().is_some());
-                assert_eq!(session.greedy(24).unwrap(), greedy, "head {head}, tail {tail}, mapped {mapped}");
+                assert_eq!(session.greedy(24).unwrap(), greedy, "head {head}, tail {tail}, filled {filled}");
             }
         }
     }
 
+    /// Fewer native slots than were left to the model would have it attend to slots that nobody filled.
     #[test]
-    fn native_ends_repair_what_the_map_got_wrong_and_nothing_else() {
+    fn exactly_what_was_not_mapped_is_computed() {
         let model = load("large");
         let tokens = prompt(&model);
-        let logits = |head, tail, spoilt_head, spoilt_tail| {
-            let cache = identity(&model, &tokens, tokens.len(), spoilt_head, spoilt_tail);
-            model.resume_released(cache, &tokens, head, tail).unwrap().logits().to_vec()
+        let end = tokens.len() - 8;
+        let logits = |believed: Range<usize>| {
+            let cache = MappedCache { slots: believed, ..identity(&model, &tokens, tokens.len(), 5..end) };
+            model.resume_released(cache, &tokens).unwrap().logits().to_vec()
         };
-        let right = logits(4, 8, 4, 8);
-        let spoilt = logits(4, 8, 5, 8);
-        assert!(right.iter().zip(&spoilt).any(|(a, b)| (a - b).abs() > 0.1), "slot 4 is not native");
+        let differ = |a: &[f32], b: &[f32]| a.iter().zip(b).any(|(a, b)| (a - b).abs() > 0.1);
+        let (right, more, spoilt) = (logits(5..end), logits(6..end - 1), logits(4..end));
+        assert!(!differ(&right, &more), "what the model computes itself may as well have been mapped by the identity");
+        assert!(differ(&right, &spoilt), "slot 4 is nobody's");
     }
 
     #[test]
     fn a_mapped_cache_of_something_else_is_refused() {
         let model = load("medium");
         let tokens = prompt(&model);
-        let cache = || identity(&model, &tokens, tokens.len() - 8, 4, 8);
-        let refused = |cache: MappedCache, model: &Model, tail: usize, word: &str| {
-            let error = model.resume_released(cache, &tokens, 4, tail).unwrap_err();
+        let total = tokens.len();
+        let cache = || identity(&model, &tokens, total, 4..total - 8);
+        let refused = |cache: MappedCache, model: &Model, tokens: &[u32], word: &str| {
+            let error = model.resume_released(cache, tokens).unwrap_err();
             assert!(matches!(error, EngineError::CacheMismatch { .. }), "{error}");
             assert!(error.to_string().contains(word), "{error}");
         };
-        refused(cache(), &model, 7, "mapped tokens");
+        refused(cache(), &model, &tokens[..total - 1], "tokens: found");
+        for slots in [4..total, 4..total + 1, Range { start: 9, end: 8 }] {
+            refused(MappedCache { slots, ..cache() }, &model, &tokens, "mapped slots");
+        }
         let mut other = cache();
         other.tokens[5] ^= 1;
-        refused(other, &model, 8, "position 5");
+        refused(other, &model, &tokens, "position 5");
         let mut moved = cache();
         moved.positions.iter_mut().skip(3).for_each(|p| *p += 1);
-        refused(moved, &model, 8, "slot 3");
+        refused(moved, &model, &tokens, "slot 3");
         // Of the same layout, but mapped for a sibling.
-        refused(cache(), &load("medium-code"), 8, "mapped for");
-        refused(cache(), &load("large"), 8, "layers");
+        refused(cache(), &load("medium-code"), &tokens, "mapped for");
+        refused(cache(), &load("large"), &tokens, "layers");
     }
 }

@@ -131,10 +131,11 @@ impl<'m> Session<'m> {
         self.model.fill(planes, fill, options).map(drop)
     }
 
-    /// Ends the session and hands the cache back, native or mapped as it was.
+    /// Ends the session and hands the cache back, native or mapped as it was. The session may have changed it: what was decided
+    /// on the cache that went in does not hold for it.
     pub fn into_cache(self) -> SessionCache {
         match self.store {
-            Store::Native(cache) => SessionCache::Native(cache),
+            Store::Native(cache) => SessionCache::Native(cache.renumbered()),
             Store::Mapped(cache) => SessionCache::Mapped(cache),
         }
     }

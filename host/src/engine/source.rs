@@ -40,6 +40,16 @@ pub enum Precision {
     Quantised,
 }
 
+impl Precision {
+    /// The name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Dequantised => "dequantised",
+            Precision::Quantised => "quantised",
+        }
+    }
+}
+
 /// How to load a model.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadOptions {

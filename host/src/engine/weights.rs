@@ -46,6 +46,15 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// In which numbers they are multiplied: a model without a quantised matrix computes the same whatever was asked for.
+    pub(super) fn precision(&self) -> Precision {
+        let mut matrices = matrices(&self.layers).chain([&self.embedding, self.head()]);
+        match matrices.any(Matrix::is_quantised) {
+            true => Precision::Quantised,
+            false => Precision::Dequantised,
+        }
+    }
+
     pub(super) fn load(
         files: &impl TensorFiles,
         config: &ModelConfig,
@@ -76,10 +85,16 @@ impl Weights {
     }
 }
 
+fn matrices(layers: &[LayerWeights]) -> impl Iterator<Item = &Matrix> {
+    layers.iter().flat_map(|layer| {
+        let LayerWeights { q, k, v, o, gate, up, down, .. } = layer;
+        [q, k, v, o, gate, up, down].map(|linear| &linear.matrix)
+    })
+}
+
 /// The team of most of the layers' weights.
 fn team(layers: &[LayerWeights]) -> Team {
-    let matrices = layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]).map(|l| &l.matrix);
-    let (quantised, dense): (Vec<&Matrix>, Vec<&Matrix>) = matrices.partition(|m| m.is_quantised());
+    let (quantised, dense): (Vec<&Matrix>, Vec<&Matrix>) = matrices(layers).partition(|m| m.is_quantised());
     let size = |matrices: &[&Matrix]| matrices.iter().map(|m| m.outputs * m.inputs).sum::<usize>();
     if size(&quantised) > size(&dense) { Team::Tensor } else { Team::Rayon }
 }

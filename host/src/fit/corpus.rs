@@ -1,7 +1,6 @@
 //! Text files of documents, and which document does what.
 
 use std::{
-    convert::Infallible,
     fs, io,
     path::{Path, PathBuf},
     str::FromStr,
@@ -9,7 +8,10 @@ use std::{
 
 use kvmig_gate::Digest;
 
-use crate::measure::random::Random;
+use crate::{
+    measure::random::Random,
+    pair::{NameError, check_name},
+};
 
 /// The line that separates documents.
 const SEPARATOR: &str = "<|end|>";
@@ -24,10 +26,10 @@ pub struct CorpusFile {
 }
 
 impl FromStr for CorpusFile {
-    type Err = Infallible;
+    type Err = DomainError;
 
-    fn from_str(s: &str) -> Result<CorpusFile, Infallible> {
-        Ok(match s.split_once('=') {
+    fn from_str(s: &str) -> Result<CorpusFile, DomainError> {
+        let file = match s.split_once('=') {
             Some((name, path)) if !name.is_empty() && !name.contains(['/', '\\']) => {
                 CorpusFile { name: name.to_owned(), path: PathBuf::from(path) }
             }
@@ -36,9 +38,16 @@ impl FromStr for CorpusFile {
                 let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
                 CorpusFile { name, path }
             }
-        })
+        };
+        check_name(&file.name)?;
+        Ok(file)
     }
 }
+
+/// A file whose domain has no name that people, policies and the ledger could use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("domain: {0}; give it one as NAME=FILE")]
+pub struct DomainError(#[from] NameError);
 
 impl CorpusFile {
     /// Whether the file is there and a text: a look before models are loaded, which takes a while.
@@ -128,7 +137,7 @@ impl Corpus {
     /// The file's name without folders: what a manifest may say without telling whose machine it was.
     pub(super) fn file_name(&self) -> String {
         let path: &Path = &self.file.path;
-        path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+        kvmig_gate::parse::printable(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
     }
 }
 
@@ -203,12 +212,15 @@ mod tests {
     #[test]
     fn a_domain_is_named_or_the_files_stem() {
         let parse = |s: &str| {
-            let CorpusFile { name, path } = s.parse().unwrap_or_else(|e: Infallible| match e {});
+            let CorpusFile { name, path } = s.parse().unwrap();
             (name, path.display().to_string())
         };
         assert_eq!(parse("code=a/b.txt"), ("code".into(), "a/b.txt".into()));
         assert_eq!(parse("a/code.calib.txt"), ("code.calib".into(), "a/code.calib.txt".into()));
         assert_eq!(parse("a/x=y/prose.txt"), ("prose".into(), "a/x=y/prose.txt".into()));
+        assert_eq!(parse("letters=a/my letters.txt"), ("letters".into(), "a/my letters.txt".into()));
+        let error = "a/my letters.txt".parse::<CorpusFile>().unwrap_err().to_string();
+        assert!(error.contains("`my letters`") && error.contains("NAME=FILE"), "{error}");
     }
 
     #[test]

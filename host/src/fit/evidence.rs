@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use kvmig_gate::{Candidate, DocumentOutcome, Evidence, Gate, PairFacts, Request};
+use kvmig_gate::{Candidate, DocumentOutcome, Evidence, Gate, Request};
 
 use super::{
     FitError, FitOptions, Progress, Stage, digest,
@@ -40,7 +40,8 @@ impl<'a> Bench<'a> {
     ) -> Result<(Evidence, Vec<(String, TextArms)>), FitError> {
         let mapper = Mapper::load(self.pair, self.device)?;
         let backend = self.device.info().backend;
-        let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone() };
+        let precision = migrate::precision(self.source, self.target).to_owned();
+        let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), precision };
         let path = options.evidence_log();
         let mut log = Log::open(&path, &subject)?;
         let (mut entries, total) = (Vec::with_capacity(prompts.len()), prompts.len());
@@ -62,10 +63,9 @@ impl<'a> Bench<'a> {
         let texts = entries.iter().filter_map(|entry| Some((entry.outcome.domain.clone(), entry.text?))).collect();
         let evidence = Evidence {
             artifact: subject.artifact,
-            head: self.pair.head(),
-            tail: self.pair.tail(),
             seed: options.seed,
             backend,
+            precision: subject.precision,
             documents: entries.into_iter().map(|entry| entry.outcome).collect(),
         };
         Ok((evidence, texts))
@@ -130,25 +130,18 @@ impl<'a> Bench<'a> {
         let pair = self.pair;
         let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None };
         let permit = self.gate.trial(&Request {
-            pair: PairFacts { name: pair.name(), source: pair.source_digest(), target: pair.target_digest() },
+            pair: pair.name(),
             cache: migrate::facts(cache),
-            head: pair.head(),
-            tail: pair.tail(),
+            target: self.target.digest(),
             domain: Some(&prompt.domain),
             backend,
+            precision: migrate::precision(self.source, self.target),
             mismatch: None,
             candidates: vec![candidate],
         })?;
-        let job = migrate::Job {
-            cache,
-            layout: self.target.layout(),
-            target: self.target.digest(),
-            head: pair.head(),
-            tail: pair.tail(),
-            room: CONTINUATION,
-        };
+        let job = migrate::Job { cache, target: self.target, room: CONTINUATION };
         let (trialled, receipt) = migrate::execute(permit, mapper, self.device, &job, &mut Stages::default())?;
-        match self.target.resume_trial(trialled, &prompt.tokens, job.head, job.tail) {
+        match self.target.resume_trial(trialled, &prompt.tokens) {
             Ok(session) => Ok((session, receipt)),
             Err(error) => {
                 self.gate.failed(receipt, &error.to_string())?;

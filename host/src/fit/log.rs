@@ -29,6 +29,8 @@ pub(super) struct Subject {
     pub(super) artifact: Digest,
     /// Where it ran.
     pub(super) backend: String,
+    /// In which numbers the models computed.
+    pub(super) precision: String,
 }
 
 /// An outcome and the digest of what it is about; one line.
@@ -134,7 +136,7 @@ mod tests {
     fn what_was_measured_is_found_again_to_the_bit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let subject = Subject { artifact: Digest::of(b"a"), backend: "cpu".into() };
+        let subject = Subject { artifact: Digest::of(b"a"), backend: "cpu".into(), precision: "dequantised".into() };
         let mut log = Log::open(&path, &subject).unwrap();
         log.push(entry("code-1")).unwrap();
         log.push(entry("code-2")).unwrap();

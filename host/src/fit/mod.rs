@@ -23,7 +23,7 @@ use std::{fs, io, ops::ControlFlow, path::Path};
 
 use kvmig_gate::{Digest, Gate};
 
-pub use corpus::CorpusFile;
+pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
 pub use log::LogError;
 pub use options::{FitOptions, Progress, Stage};
@@ -64,7 +64,7 @@ pub fn fit(
     let state = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (k, sweep) = match options.k {
-        Some(k) => (k.min(source.layout().layers), Vec::new()),
+        Some(k) => (k, Vec::new()),
         None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
     };
     enough_rows(k, &state.moments)?;
@@ -87,6 +87,11 @@ pub fn fit(
 fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), FitError> {
     if let Some((field, found, expected)) = options.fault() {
         return Err(FitError::Setting { field, found, expected });
+    }
+    let layers = source.layout().layers;
+    if let Some(k) = options.k.filter(|&k| k > layers) {
+        let expected = format!("1 to {layers}, the layers of {}", source.name());
+        return Err(FitError::Setting { field: "k", found: k.to_string(), expected });
     }
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());

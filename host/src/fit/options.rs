@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use super::{corpus::CorpusFile, ridge::Lambda};
-use crate::cache::Elem;
+use crate::{
+    cache::Elem,
+    pair::{NameError, check_name},
+};
 
 /// Settings of a fit.
 #[derive(Clone, Debug)]
@@ -95,7 +98,14 @@ impl FitOptions {
         };
         // Fewer mapped tokens than this, and evidence would be about the native ends.
         const MIDDLE: usize = 16;
-        at_least("stride", self.stride, 1)
+        let named = |field, name: &str| {
+            let error = check_name(name).err()?;
+            Some((field, format!("`{}`", error.found), NameError::EXPECTED.to_owned()))
+        };
+        let domain = |corpus: &CorpusFile| named("domain", &corpus.name);
+        named("name", &self.name)
+            .or_else(|| self.corpora.iter().chain(&self.held_out).find_map(domain))
+            .or_else(|| at_least("stride", self.stride, 1))
             .or_else(|| at_least("tail", self.tail, 1))
             .or_else(|| at_least("context", self.context, self.head.saturating_add(self.tail).saturating_add(MIDDLE)))
             .or_else(|| at_least("k", self.k.unwrap_or(1), 1))

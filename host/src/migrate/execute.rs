@@ -1,34 +1,29 @@
 //! The executor: takes a permit by value, gives a mapped cache and a receipt.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 use kvmig_gate::{LedgerError, Purpose, Receipt, RedeemError};
 
 use crate::{
-    cache::{CacheLayout, Hop, KvCache, KvPlanes, MappedCache, Provenance},
+    cache::{Hop, KvCache, KvPlanes, MappedCache, Provenance},
     device::{Device, DeviceError, Job as DeviceJob, Pacing, ViewStrides},
+    engine::{EngineError, Model},
     sandbox::{self, RecordRequest, Recording, SandboxError},
 };
 
 use super::{
     Mapper,
-    handoff::{cache_digest, millis},
+    handoff::{facts, millis},
     record::Stages,
 };
 
-/// What to map.
+/// What to map. Which slots, the permit says.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The source's cache of the whole prompt.
     pub cache: &'a KvCache,
-    /// Layout of the target's cache.
-    pub layout: &'a CacheLayout,
-    /// The target model, whose cache this becomes.
-    pub target: kvmig_gate::Digest,
-    /// First positions to leave to the target.
-    pub head: usize,
-    /// Last positions to leave to the target.
-    pub tail: usize,
+    /// The model whose cache this becomes.
+    pub target: &'a Model,
     /// Tokens to keep room for behind the prompt.
     pub room: usize,
 }
@@ -39,16 +34,6 @@ pub enum ExecuteError {
     /// What is about to run is not what was decided on.
     #[error(transparent)]
     Redeem(#[from] RedeemError),
-    /// Head and tail cover the whole cache.
-    #[error("the cache has {tokens} tokens, head {head} and tail {tail} cover all of them: prefill the prompt instead")]
-    NothingToMap {
-        /// Tokens of the cache.
-        tokens: usize,
-        /// First positions left to the target.
-        head: usize,
-        /// Last positions left to the target.
-        tail: usize,
-    },
     /// The module failed, declined, or asked for what it may not.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -56,8 +41,8 @@ pub enum ExecuteError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The mapped cache could not be resumed.
-    #[error("{0}")]
-    Resume(String),
+    #[error(transparent)]
+    Resume(EngineError),
     /// The ledger could not be written.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -68,7 +53,6 @@ impl ExecuteError {
     pub fn name(&self) -> &'static str {
         match self {
             ExecuteError::Redeem(_) => "redeem_failed",
-            ExecuteError::NothingToMap { .. } => "nothing_to_map",
             ExecuteError::Sandbox(_) => "module_failed",
             ExecuteError::Device(_) => "device_failed",
             ExecuteError::Resume(_) => "resume_failed",
@@ -91,21 +75,23 @@ pub fn execute<P: Purpose>(
     job: &Job<'_>,
     ms: &mut Stages,
 ) -> Result<(P::Outcome<MappedCache>, Receipt), ExecuteError> {
-    let redeemed = permit.redeem(&mapper.loaded, cache_digest(job.cache))?;
-    match map(mapper, device, job, ms) {
+    let redeemed = permit.redeem(&mapper.loaded, facts(job.cache), job.target.digest())?;
+    let slots = redeemed.slots();
+    match map(mapper, device, job, slots.clone(), ms) {
         Ok(planes) => {
             let clock = Instant::now();
             let hop = Hop {
                 source: job.cache.model(),
-                pair: mapper.loaded.pair(),
-                module: mapper.loaded.module(),
+                pair: redeemed.loaded().pair(),
+                module: redeemed.loaded().module(),
                 ticket: redeemed.ticket().to_string(),
             };
             let mapped = MappedCache {
                 planes,
                 tokens: job.cache.tokens().to_vec(),
                 positions: job.cache.positions().to_vec(),
-                provenance: Provenance { model: job.target, hops: vec![hop] },
+                slots,
+                provenance: Provenance { model: redeemed.target(), hops: vec![hop] },
             };
             let done = redeemed.complete(mapped);
             ms.install += millis(clock);
@@ -118,14 +104,17 @@ pub fn execute<P: Purpose>(
     }
 }
 
-fn map(mapper: &Mapper, device: &Device, job: &Job<'_>, ms: &mut Stages) -> Result<KvPlanes, ExecuteError> {
-    let total = job.cache.len();
-    let slots = job.head..total.saturating_sub(job.tail);
-    if slots.is_empty() {
-        return Err(ExecuteError::NothingToMap { tokens: total, head: job.head, tail: job.tail });
-    }
+/// Maps `slots`. That the mapper's module and resident weights are those of the redeemed artifact needs no check here: they
+/// were made from it, and nobody outside this room can put a mapper together.
+fn map(
+    mapper: &Mapper,
+    device: &Device,
+    job: &Job<'_>,
+    slots: Range<usize>,
+    ms: &mut Stages,
+) -> Result<KvPlanes, ExecuteError> {
     let clock = Instant::now();
-    let mut planes = KvPlanes::zeros(job.layout.clone(), total + job.room);
+    let mut planes = KvPlanes::zeros(job.target.layout().clone(), job.cache.len() + job.room);
     ms.install += millis(clock);
 
     let clock = Instant::now();

@@ -3,17 +3,17 @@
 //! Refused, or failed on the way, the target's ordinary prefill runs, and what follows is bit-identical to never having
 //! tried.
 
-use std::time::Instant;
+use std::{ops::ControlFlow, time::Instant};
 
 use kvmig_gate::{
-    CacheFacts, Candidate, Decision, Digest, Gate, GateError, Live, PairFacts, Permit, Prediction, Reason, Receipt,
+    CacheFacts, Candidate, Decision, DigestBuilder, Gate, GateError, Live, Permit, Prediction, Reason, Receipt,
     Request, Ticket,
 };
 
 use crate::{
     cache::KvCache,
     device::Device,
-    engine::{EngineError, Model, PrefillOptions, Sampling, Session},
+    engine::{EngineError, Model, Precision, PrefillOptions, Progress, Sampling, Session},
     measure::audit,
     pair::Pair,
 };
@@ -70,58 +70,91 @@ pub enum Event<'a> {
         /// Tokens of the prompt.
         total: usize,
     },
-    /// The first token is there; everything of the record but answer and audit is known.
-    Ready(&'a Record),
+    /// The target has prefilled so many of the prompt's tokens itself.
+    Reprefilled {
+        /// Tokens done.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// The target stands behind the prompt; everything of the record but answer and audit is known.
+    Ready {
+        /// The record so far.
+        record: &'a Record,
+        /// Logits behind the prompt, `[vocab]`: what the first token is chosen from.
+        logits: &'a [f32],
+    },
     /// More of the answer.
     Text(&'a str),
     /// The answer is complete; an audit follows.
     Auditing,
 }
 
-/// A request that got no answer.
+/// A request that got no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoffError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The gate could not decide or write down.
+    /// The gate could not write its decision down: nothing is tried unrecorded.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// The ledger could not be written while a migration ended.
-    #[error(transparent)]
-    Ledger(#[from] kvmig_gate::LedgerError),
+    /// The caller's callback asked to stop before the answer began.
+    #[error("stopped in the {model}'s prefill after {done} of {total} tokens, {}", match ticket {
+        Some(ticket) => format!("nothing of ticket {ticket} is left open"),
+        None => "before anything was decided".to_owned(),
+    })]
+    Stopped {
+        /// `source` or `target`.
+        model: &'static str,
+        /// Tokens prefilled.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+        /// The decision, once it was made: a refusal, or a migration that failed.
+        ticket: Option<Ticket>,
+    },
+}
+
+/// Something that went wrong without keeping the answer from anyone.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The ledger does not know how it ended; once its lease has run out, it holds the ticket for abandoned.
+    #[error("the answer was given, but what came of it could not be written down: {0}")]
+    Unrecorded(#[from] GateError),
     /// The audit failed.
     #[error("the answer was given, its audit failed: {0}")]
     Audit(#[from] audit::AuditError),
-    /// The caller's callback asked to stop.
-    #[error("stopped")]
-    Stopped,
+}
+
+/// A request that was answered, as far as the caller let it.
+#[derive(Debug)]
+pub struct Answered {
+    /// The record, whole.
+    pub record: Record,
+    /// Whether the caller's callback asked to stop before the answer was complete.
+    pub stopped: bool,
+    /// The first thing that went wrong beside the answer.
+    pub trouble: Option<Trouble>,
 }
 
 /// Answers a request.
 ///
-/// `each` sees every [`Event`]; an answer of `false` stops, with the ticket settled as far as it got.
+/// `each` sees every [`Event`]; an answer of `false` stops, with the ticket ended as far as it got.
 ///
 /// # Errors
-/// [`HandoffError`]. A mapper that fails is no error: the ordinary prefill runs, and the record says why.
+/// [`HandoffError`]. A mapper that fails is no error: the ordinary prefill runs, and the record says why. A ledger that can't be
+/// written once something was mapped is none either: the answer comes first, then [`Answered::trouble`].
 pub fn run(
     setup: &Setup<'_>,
     ask: Ask<'_>,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
-) -> Result<Record, HandoffError> {
-    let mut ms = Stages { load: setup.load_ms, ..Stages::default() };
+) -> Result<Answered, HandoffError> {
+    let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
     let clock = Instant::now();
-    let prefilled = {
-        let mut progress = |p: crate::engine::Progress| match each(Event::Prefilled { done: p.done, total: p.total }) {
-            true => std::ops::ControlFlow::Continue(()),
-            false => std::ops::ControlFlow::Break(()),
-        };
-        let options = PrefillOptions { progress: Some(&mut progress), ..PrefillOptions::default() };
-        setup.source.prefill(ask.tokens, options).map_err(|error| match error {
-            EngineError::Cancelled { .. } => HandoffError::Stopped,
-            other => other.into(),
-        })?
-    };
+    let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Prefilled { done, total }));
+    let options = PrefillOptions { progress: Some(&mut progress), ..PrefillOptions::default() };
+    let prefilled = setup.source.prefill(ask.tokens, options).map_err(|error| stopped(error, "source", None))?;
     ms.source_prefill = millis(clock);
 
     let clock = Instant::now();
@@ -130,18 +163,18 @@ pub fn run(
     let reached = match decision {
         Decision::Migrate { permit, prediction, reason, .. } => {
             let verdict = Verdict::new("migrate", permit.ticket(), &reason, Some(prediction));
-            migrate(setup, ask, &prefilled.cache, permit, verdict, &mut ms)?
+            migrate(setup, ask, &prefilled.cache, permit, verdict, &mut ms, each)?
         }
         Decision::Reprefill { ticket, reason, prediction } => {
             let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
-            Reached { session: reprefill(setup, ask, &mut ms)?, receipt: None, verdict, hops: 0 }
+            Reached::natively(reprefill(setup, ask, &verdict, &mut ms, each)?, verdict)
         }
         Decision::Stay { ticket, reason, prediction } => {
             let verdict = Verdict::new("stay", &ticket, &reason, prediction);
-            Reached { session: setup.source.session(prefilled)?, receipt: None, verdict, hops: 0 }
+            Reached::natively(setup.source.session(prefilled)?, verdict)
         }
     };
-    ms.handoff = millis(clock);
+    ms.close(millis(clock));
     finish(setup, ask, reached, ms, each)
 }
 
@@ -151,6 +184,13 @@ struct Reached<'m> {
     receipt: Option<Receipt>,
     verdict: Verdict,
     hops: u32,
+    trouble: Option<Trouble>,
+}
+
+impl<'m> Reached<'m> {
+    fn natively(session: Session<'m>, verdict: Verdict) -> Reached<'m> {
+        Reached { session, receipt: None, verdict, hops: 0, trouble: None }
+    }
 }
 
 /// A decision, once its permit is spent.
@@ -178,12 +218,12 @@ fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, 
     let pair = setup.pair;
     let mismatch = pair.mismatch(setup.source, setup.target);
     setup.gate.decide(&Request {
-        pair: PairFacts { name: pair.name(), source: pair.source_digest(), target: pair.target_digest() },
+        pair: pair.name(),
         cache: facts(cache),
-        head: pair.head(),
-        tail: pair.tail(),
+        target: setup.target.digest(),
         domain: ask.domain,
         backend: &setup.device.info().backend,
+        precision: precision(setup.source, setup.target),
         mismatch: mismatch.as_deref(),
         candidates: vec![Candidate {
             mapper: pair.mapper(),
@@ -195,13 +235,27 @@ fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, 
 }
 
 /// What the gate is told of a native cache.
+///
+/// Its keys and values are not hashed: SHA-256 takes 24 ms for the 50 MB of 2,048 tokens of a 0.5B model, a twentieth of the
+/// whole handoff. They need not be: a [`KvCache`] is filled by a prefill or by a reader that checks, can't be copied, does not
+/// change, and has a number that no other one has. Another cache under the same tokens has another number.
 pub fn facts(cache: &KvCache) -> CacheFacts {
-    let digest = kvmig_gate::DigestBuilder::new("cache")
+    let digest = DigestBuilder::new("cache")
         .field("model", cache.model().as_bytes())
         .field("tokens", bytemuck::cast_slice(cache.tokens()))
         .field("positions", bytemuck::cast_slice(cache.positions()))
         .finish();
-    CacheFacts { model: cache.model(), digest, tokens: cache.len(), hops: 0 }
+    CacheFacts { model: cache.model(), digest, serial: cache.serial(), tokens: cache.len(), hops: 0 }
+}
+
+/// What the gate is told of the numbers that source and target compute in.
+pub fn precision(source: &Model, target: &Model) -> &'static str {
+    match (source.precision(), target.precision()) {
+        (Precision::Dequantised, Precision::Dequantised) => "dequantised",
+        (Precision::Quantised, Precision::Quantised) => "quantised",
+        (Precision::Quantised, Precision::Dequantised) => "quantised source, dequantised target",
+        (Precision::Dequantised, Precision::Quantised) => "dequantised source, quantised target",
+    }
 }
 
 fn migrate<'m>(
@@ -211,45 +265,58 @@ fn migrate<'m>(
     permit: Permit<Live>,
     verdict: Verdict,
     ms: &mut Stages,
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Reached<'m>, HandoffError> {
-    let job = execute::Job {
-        cache,
-        layout: setup.target.layout(),
-        target: setup.target.digest(),
-        head: setup.pair.head(),
-        tail: setup.pair.tail(),
-        room: room(setup.target, ask),
-    };
+    let job = execute::Job { cache, target: setup.target, room: room(setup.target, ask) };
     let hops = permit.hops();
     let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, &job, ms) {
         Ok(done) => done,
         Err(error) => {
-            let session = reprefill(setup, ask, ms)?;
-            return Ok(Reached { session, receipt: None, verdict: verdict.failed(&error), hops: 0 });
+            let verdict = verdict.failed(&error);
+            return Ok(Reached::natively(reprefill(setup, ask, &verdict, ms, each)?, verdict));
         }
     };
     let clock = Instant::now();
-    let resumed = setup.target.resume_mapped(migrated, ask.tokens, job.head, job.tail);
+    let resumed = setup.target.resume_mapped(migrated, ask.tokens);
     ms.native_ends = millis(clock);
-    let finite = |session: &Session<'_>| session.logits().iter().all(|x| x.is_finite());
     match resumed {
-        Ok(session) if finite(&session) => Ok(Reached { session, receipt: Some(receipt), verdict, hops }),
-        other => {
-            let error = match other {
-                Err(error) => ExecuteError::Resume(error.to_string()),
-                Ok(_) => ExecuteError::Resume("the target's logits behind the mapped cache are not finite".into()),
-            };
-            setup.gate.failed(receipt, &error.to_string())?;
-            let session = reprefill(setup, ask, ms)?;
-            Ok(Reached { session, receipt: None, verdict: verdict.failed(&error), hops: 0 })
+        Ok(session) => Ok(Reached { session, receipt: Some(receipt), verdict, hops, trouble: None }),
+        Err(error) => {
+            let error = ExecuteError::Resume(error);
+            let trouble = setup.gate.failed(receipt, &error.to_string()).err().map(Trouble::from);
+            let verdict = verdict.failed(&error);
+            let session = reprefill(setup, ask, &verdict, ms, each)?;
+            Ok(Reached { trouble, ..Reached::natively(session, verdict) })
         }
     }
 }
 
-fn reprefill<'m>(setup: &Setup<'m>, ask: Ask<'_>, ms: &mut Stages) -> Result<Session<'m>, HandoffError> {
+/// What a callback's answer means to a prefill.
+fn go_on(going: bool) -> ControlFlow<()> {
+    if going { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
+/// An error of a prefill, or its being stopped.
+fn stopped(error: EngineError, model: &'static str, ticket: Option<&Ticket>) -> HandoffError {
+    match error {
+        EngineError::Cancelled { done, total } => HandoffError::Stopped { model, done, total, ticket: ticket.cloned() },
+        other => other.into(),
+    }
+}
+
+fn reprefill<'m>(
+    setup: &Setup<'m>,
+    ask: Ask<'_>,
+    verdict: &Verdict,
+    ms: &mut Stages,
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
+) -> Result<Session<'m>, HandoffError> {
     let clock = Instant::now();
-    let options = PrefillOptions { room: room(setup.target, ask), ..PrefillOptions::default() };
-    let prefilled = setup.target.prefill(ask.tokens, options)?;
+    let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Reprefilled { done, total }));
+    let options =
+        PrefillOptions { room: room(setup.target, ask), progress: Some(&mut progress), ..PrefillOptions::default() };
+    let prefilled = setup.target.prefill(ask.tokens, options);
+    let prefilled = prefilled.map_err(|error| stopped(error, "target", Some(&verdict.ticket)))?;
     ms.reprefill = Some(millis(clock));
     Ok(setup.target.session(prefilled)?)
 }
@@ -266,47 +333,93 @@ fn finish(
     reached: Reached<'_>,
     ms: Stages,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
-) -> Result<Record, HandoffError> {
-    let Reached { mut session, receipt, verdict, hops } = reached;
-    let migrated = verdict.decision == "migrate";
-    let pair = setup.pair;
-    let (head, tail) = if migrated { (pair.head(), pair.tail()) } else { (0, 0) };
-    let mapped = if migrated { ask.tokens.len().saturating_sub(head + tail) } else { 0 };
-    let mut record = Record {
+) -> Result<Answered, HandoffError> {
+    let mut record = record(setup, ask, &reached, ms);
+    let Reached { mut session, mut receipt, verdict, mut trouble, .. } = reached;
+    let prompt_logits = session.logits().to_vec();
+    let spoken = match each(Event::Ready { record: &record, logits: &prompt_logits }) {
+        true => speak(&mut session, ask, receipt.as_mut(), &mut record, &mut trouble, each),
+        false => Ok(false),
+    };
+    let going = match spoken {
+        Ok(going) => going,
+        Err(error) => {
+            // The engine's error is the one to tell; a ledger that fails as well finds the ticket by its lease.
+            let _ = receipt.map(|receipt| setup.gate.failed(receipt, &error.to_string()));
+            return Err(error.into());
+        }
+    };
+    let ended = match receipt {
+        Some(receipt) if going && ask.audit => {
+            each(Event::Auditing);
+            session.rewind(ask.tokens.len(), prompt_logits);
+            audit(setup, ask, &session, receipt, &mut record)
+        }
+        Some(receipt) => setup.gate.unaudited(receipt).map(drop).map_err(Trouble::from),
+        None => Ok(()),
+    };
+    let json = serde_json::to_value(&record).expect("a record has no map with non-string keys and no NaN");
+    let kept = setup.gate.attach_record(&verdict.ticket, &json).map_err(Trouble::from);
+    let trouble = trouble.or(ended.err()).or(kept.err());
+    Ok(Answered { record, stopped: !going, trouble })
+}
+
+/// The record as far as it is known before the answer.
+fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) -> Record {
+    let Reached { verdict, hops, .. } = reached;
+    let (pair, prompt) = (setup.pair, ask.tokens.len());
+    let tokens = match verdict.decision {
+        "migrate" => {
+            let mapped = pair.loaded().middle(prompt);
+            Tokens {
+                prompt,
+                mapped: mapped.len(),
+                native_head: mapped.start,
+                native_tail: prompt - mapped.end,
+                generated: 0,
+            }
+        }
+        _ => Tokens { prompt, ..Tokens::default() },
+    };
+    let map_flops = setup.mapper.flops_per_token();
+    Record {
         schema: SCHEMA,
         ticket: verdict.ticket.to_string(),
         decision: verdict.decision,
         reason: verdict.reason.to_owned(),
-        reason_text: verdict.text,
+        reason_text: verdict.text.clone(),
         pair: pair.name().to_owned(),
         mapper: pair.mapper().to_owned(),
-        hops,
+        hops: *hops,
         module_digest: pair.loaded().module(),
         policy_digest: setup.gate.policy().digest(),
         domain: ask.domain.map(str::to_owned),
         leverage: None,
-        predicted: verdict.prediction,
+        predicted: verdict.prediction.clone(),
         realised: None,
         miss: None,
-        tokens: Tokens { prompt: ask.tokens.len(), mapped, native_head: head, native_tail: tail, generated: 0 },
+        tokens,
         ms,
-        flops: FlopCount::new(
-            setup.target.config(),
-            setup.mapper.flops_per_token(),
-            ask.tokens.len(),
-            pair.head(),
-            pair.tail(),
-        )
-        .into(),
+        flops: FlopCount::new(setup.target.config(), map_flops, prompt, pair.head(), pair.tail()).into(),
         device: setup.device.info(),
         text: String::new(),
-    };
-    let mut going = each(Event::Ready(&record));
+    }
+}
+
+/// Decodes the answer into `record`; whether `each` let it come to its end.
+fn speak(
+    session: &mut Session<'_>,
+    ask: Ask<'_>,
+    mut receipt: Option<&mut Receipt>,
+    record: &mut Record,
+    trouble: &mut Option<Trouble>,
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
+) -> Result<bool, EngineError> {
     // The last token needs no slot of its own: it is not computed on.
     let room = (session.model().config().max_positions + 1).saturating_sub(ask.tokens.len());
     let generate = ask.generate.min(room);
-    let prompt_logits = session.logits().to_vec();
     let mut answer = Answer::new(session.model(), ask.sampling);
+    let mut going = true;
     while going && record.tokens.generated < generate {
         let Some((token, text)) = answer.next(session.logits())? else { break };
         record.tokens.generated += 1;
@@ -315,42 +428,40 @@ fn finish(
         if record.tokens.generated < generate {
             session.step(token)?;
         }
+        // An answer may take longer than a lease. One that can't be renewed does not stop it.
+        if let Some(Err(error)) = receipt.as_mut().map(|receipt| receipt.renew()) {
+            trouble.get_or_insert(Trouble::Unrecorded(error.into()));
+            receipt = None;
+        }
     }
     let rest = answer.rest()?;
     record.text.push_str(&rest);
-    going &= each(Event::Text(&rest));
-    match receipt {
-        Some(receipt) if going && ask.audit => {
-            each(Event::Auditing);
-            session.rewind(ask.tokens.len(), prompt_logits);
-            let audited = match audit::audit(setup.target, &session, ask.tokens) {
-                Ok(audited) => audited,
-                Err(error) => {
-                    setup.gate.failed(receipt, &format!("audit: {error}"))?;
-                    return Err(error.into());
-                }
-            };
+    Ok(each(Event::Text(&rest)) && going)
+}
+
+/// Measures what the migration was worth, and settles it.
+fn audit(
+    setup: &Setup<'_>,
+    ask: Ask<'_>,
+    session: &Session<'_>,
+    receipt: Receipt,
+    record: &mut Record,
+) -> Result<(), Trouble> {
+    match audit::audit(setup.target, session, ask.tokens) {
+        Ok(audited) => {
             record.ms.reprefill = Some(audited.reprefill_ms);
-            record.miss = setup.gate.settle(receipt, &audited.quality)?.miss;
             record.realised = Some(audited.quality);
+            record.miss = setup.gate.settle(receipt, &audited.quality)?.miss;
+            Ok(())
         }
-        Some(receipt) => {
-            setup.gate.unaudited(receipt)?;
+        Err(error) => {
+            setup.gate.failed(receipt, &format!("audit: {error}"))?;
+            Err(error.into())
         }
-        None => {}
     }
-    let ticket: Ticket = verdict.ticket;
-    let json = serde_json::to_value(&record).expect("a record has no map with non-string keys and no NaN");
-    setup.gate.attach_record(&ticket, &json)?;
-    if going { Ok(record) } else { Err(HandoffError::Stopped) }
 }
 
 /// Milliseconds since `clock`.
 pub(super) fn millis(clock: Instant) -> f64 {
     clock.elapsed().as_secs_f64() * 1e3
-}
-
-/// Digest of a cache as the gate binds permits to it.
-pub(super) fn cache_digest(cache: &KvCache) -> Digest {
-    facts(cache).digest
 }

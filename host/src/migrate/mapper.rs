@@ -7,10 +7,7 @@ use kvmig_gate::Loaded;
 use crate::{
     device::{Device, DeviceError, ResidentWeights},
     pair::Pair,
-    sandbox::{
-        DeviceLimits, HostError, Module, PairShape, Sandbox, SandboxError, SandboxLimits, ShapeError, WeightShape,
-        WorkPlan, weight_shapes,
-    },
+    sandbox::{DeviceLimits, Module, PairShape, SandboxError, ShapeError, WeightShape, WorkPlan, weight_shapes},
 };
 
 use super::handoff::millis;
@@ -35,35 +32,21 @@ pub enum MapperError {
     /// The module can't be loaded, or declines the pair.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The sandbox itself can't be set up.
-    #[error(transparent)]
-    Host(#[from] HostError),
     /// The pair's caches have a shape no mapper can be asked about.
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// The weights don't fit the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The module carries other shaders than those the artifact was made of.
-    #[error("module {module}: its description names other shaders than the artifact holds; load the pair again")]
-    Shaders {
-        /// The module.
-        module: String,
-    },
 }
 
 impl Mapper {
-    /// Compiles the pair's module (or loads what was compiled before), asks for its plan, and makes the weights resident.
+    /// Asks the pair's module for its plan, and makes the weights resident.
     ///
     /// # Errors
     /// [`MapperError`].
     pub fn load(pair: &Pair, device: &Device) -> Result<Mapper, MapperError> {
-        let sandbox = Sandbox::new(SandboxLimits::default(), Sandbox::user_folder().as_deref())?;
-        let loaded = Arc::clone(pair.loaded());
-        let module = sandbox.load(loaded.component())?;
-        if *module.metadata().shaders != *loaded.shaders() {
-            return Err(MapperError::Shaders { module: module.metadata().name.clone() });
-        }
+        let (loaded, module) = (Arc::clone(pair.loaded()), pair.module().clone());
         let shape = PairShape::new(&pair.identity().source.layout, &pair.identity().target.layout)?;
         let limits = limits(device);
         let settings = pair.settings().to_owned();

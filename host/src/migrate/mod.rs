@@ -12,6 +12,6 @@ mod record;
 
 pub use execute::{ExecuteError, Job, execute};
 pub use flops::FlopCount;
-pub use handoff::{Ask, Event, HandoffError, Setup, facts, run};
+pub use handoff::{Answered, Ask, Event, HandoffError, Setup, Trouble, facts, precision, run};
 pub use mapper::{Mapper, MapperError};
 pub use record::{Flops, Leverage, Record, SCHEMA, Stages, Tokens};

@@ -78,19 +78,20 @@ pub struct Tokens {
 }
 
 /// Milliseconds. `handoff` runs from the source's cache being ready to the target's first token and leaves nothing out; it is
-/// what `reprefill`, the target's ordinary prefill to its first token, is compared with.
+/// what `reprefill`, the target's ordinary prefill to its first token, is compared with. It is the sum of the stages from `gate`
+/// to `other`, and of `reprefill` where that ran instead.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Stages {
-    /// Reading models and pair.
+    /// Reading models and pair, once a process.
     pub load: f64,
+    /// Making the pair's weights resident on the device, once a process: part of `load`.
+    pub weights: f64,
     /// The source's prefill.
     pub source_prefill: f64,
     /// The decision.
     pub gate: f64,
     /// Planning and recording in the sandbox, and checking what was recorded.
     pub module: f64,
-    /// Making the weights resident; 0 where they were.
-    pub weights: f64,
     /// Bringing the source cache to the device.
     pub upload: f64,
     /// The kernels.
@@ -101,10 +102,23 @@ pub struct Stages {
     pub install: f64,
     /// The target's batch of native ends, and the first token.
     pub native_ends: f64,
-    /// All of the above from the gate on.
+    /// What no stage accounts for: the permit's entries in the ledger, memory given back, a map that failed.
+    pub other: f64,
+    /// The whole, by a clock of its own.
     pub handoff: f64,
     /// The target's ordinary prefill, where it ran (refused or audited).
     pub reprefill: Option<f64>,
+}
+
+impl Stages {
+    /// Takes the time of the whole, and names what the stages leave of it.
+    pub(super) fn close(&mut self, handoff: f64) {
+        let Stages { gate, module, upload, map, readback, install, native_ends, reprefill, .. } = *self;
+        let stages = gate + module + upload + map + readback + install + native_ends + reprefill.unwrap_or(0.0);
+        self.handoff = handoff;
+        // The device's own clocks may add up to a little more than ours.
+        self.other = (handoff - stages).max(0.0);
+    }
 }
 
 /// Floating-point operations, multiplications and additions counted singly.

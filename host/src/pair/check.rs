@@ -2,10 +2,16 @@
 
 use std::fmt::Display;
 
-use kvmig_gate::{Digest, Evidence, Loaded, WeightElem};
+use kvmig_gate::{
+    Digest, Evidence, Loaded, WeightElem,
+    parse::{from_json, from_toml, printable},
+};
 use serde::{Deserialize, Serialize};
 
-use super::{EVIDENCE, FORMAT, Identity, MANIFEST, MODULE, Manifest, ModelRecord, PairError, PairFiles, WEIGHTS, file};
+use super::{
+    EVIDENCE, FORMAT, Identity, MANIFEST, MODULE, Manifest, ModelRecord, NameError, PairError, PairFiles, WEIGHTS,
+    check_name, file, summary,
+};
 use crate::cache::{CacheLayout, Elem};
 
 /// Settings of the ridge module.
@@ -42,10 +48,49 @@ pub(super) fn parse(label: &str, bytes: &[u8]) -> Result<Manifest, PairError> {
     struct Format {
         format: u32,
     }
-    let toml_error = |source| PairError::Manifest { file: name.clone(), source: Box::new(source) };
-    let Version { identity: Format { format } } = toml::from_str(&text).map_err(toml_error)?;
+    let wrong = |source| PairError::Manifest { file: name.clone(), source };
+    let Version { identity: Format { format } } = from_toml(&text).map_err(wrong)?;
     same(&name, "identity.format", format, FORMAT, "use a kvmig of that version or fit the pair again")?;
-    toml::from_str(&text).map_err(toml_error)
+    let manifest = from_toml(&text).map_err(wrong)?;
+    names(label, &manifest)?;
+    Ok(manifest)
+}
+
+/// What a manifest calls things is fit to be shown to a person.
+fn names(label: &str, manifest: &Manifest) -> Result<(), PairError> {
+    const MEND: &str = "mend the name or fit the pair again";
+    let Manifest { name, identity, fit, evidence } = manifest;
+    let corpora = || fit.corpora.iter().enumerate();
+    let domains = evidence.iter().flat_map(|record| {
+        let own_text = record.own_text.iter().map(|text| &text.domain);
+        record.domains.iter().map(|domain| &domain.domain).chain(own_text)
+    });
+    let names = [("name".to_owned(), name), ("identity.mapper.kind".to_owned(), &identity.mapper.kind)]
+        .into_iter()
+        .chain(corpora().map(|(i, corpus)| (format!("fit.corpora[{i}].name"), &corpus.name)))
+        .chain(domains.map(|domain| ("evidence.domain".to_owned(), domain)));
+    for (field, name) in names {
+        check_name(name).map_err(|NameError { found }| {
+            disagree(label, MANIFEST, &field, format!("`{found}`"), NameError::EXPECTED, MEND)
+        })?;
+    }
+    // Names of files may hold anything that can be printed.
+    let texts = [
+        ("identity.source.name".to_owned(), &identity.source.name),
+        ("identity.target.name".to_owned(), &identity.target.name),
+        ("fit.kvmig".to_owned(), &fit.kvmig),
+    ];
+    let files = corpora().map(|(i, corpus)| (format!("fit.corpora[{i}].file"), &corpus.file));
+    texts.into_iter().chain(files).try_for_each(|(field, shown)| text(label, MANIFEST, &field, shown))
+}
+
+fn text(label: &str, name: &str, field: &str, text: &str) -> Result<(), PairError> {
+    let printed = printable(text);
+    if printed == text {
+        return Ok(());
+    }
+    let expected = "printable characters alone";
+    Err(disagree(label, name, field, format!("`{printed}`"), expected, "mend it or fit the pair again"))
 }
 
 /// The files are those that the manifest names.
@@ -63,16 +108,17 @@ pub(super) fn digests(label: &str, manifest: &Manifest, files: &PairFiles<'_>) -
 }
 
 /// Models, layouts, settings and weights fit each other.
-pub(super) fn identity(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairError> {
+pub(super) fn identity(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
     const MEND: &str = "fit the pair again";
+    let identity = &manifest.identity;
     let Identity { source, target, tail, .. } = identity;
-    let manifest = file(label, MANIFEST);
+    let manifest_file = file(label, MANIFEST);
     if *tail == 0 {
         let field = "identity.tail";
         return Err(disagree(label, MANIFEST, field, "0", "at least 1: the last prompt token is native", MEND));
     }
     same(
-        &manifest,
+        &manifest_file,
         "identity.target.tokenizer",
         target.tokenizer,
         source.tokenizer,
@@ -94,18 +140,19 @@ pub(super) fn identity(label: &str, identity: &Identity, loaded: &Loaded) -> Res
         same(&weights, &field, format!("{:?}", tensor.elem()), format!("{elem:?}"), MEND)?;
     }
     // Other modules say themselves, in `plan`, which weights they need; the sandbox holds them to the shapes.
-    if identity.mapper.kind == "ridge" { ridge(label, identity, loaded) } else { Ok(()) }
+    if identity.mapper.kind == "ridge" { ridge(label, manifest, loaded) } else { Ok(()) }
 }
 
-fn ridge(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairError> {
+fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
     const MEND: &str = "fit the pair again";
     const FIELD: &str = "identity.mapper.settings";
+    let identity = &manifest.identity;
     let settings: RidgeSettings = serde_json::from_str(&identity.mapper.settings)
         .map_err(|error| disagree(label, MANIFEST, FIELD, error, "{\"layers\": [[0, …], …]}", MEND))?;
     let (source, target) = (&identity.source.layout, &identity.target.layout);
     let (found, expected) = (settings.layers.len(), target.layers);
     same(&file(label, MANIFEST), &format!("{FIELD}.layers"), found, expected, MEND)?;
-    let file = file(label, WEIGHTS);
+    let weights = file(label, WEIGHTS);
     for (l, layers) in settings.layers.iter().enumerate() {
         if layers.is_empty() || layers.iter().any(|&layer| layer >= source.layers) {
             let expected = format!("some of the source's layers 0 to {}", source.layers - 1);
@@ -118,11 +165,12 @@ fn ridge(label: &str, identity: &Identity, loaded: &Loaded) -> Result<(), PairEr
             for (part, expected) in shapes {
                 let name = format!("layers.{l}.{side}.{part}");
                 let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
-                same(&file, &name, found, format!("{expected:?}"), MEND)?;
+                same(&weights, &name, found, format!("{expected:?}"), MEND)?;
             }
         }
+        same(&file(label, MANIFEST), "fit.k", manifest.fit.k, layers.len(), MEND)?;
     }
-    same(&file, "tensors", loaded.weights().len(), 4 * target.layers, MEND)
+    same(&weights, "tensors", loaded.weights().len(), 4 * target.layers, MEND)
 }
 
 /// The first thing about a layout that no model has.
@@ -149,12 +197,19 @@ pub(super) fn evidence(
     const MEND: &str = "fit the pair again: evidence counts for the bytes it was measured on only";
     let (Some(record), Some(bytes)) = (&manifest.evidence, bytes) else { return Ok(None) };
     let name = file(label, EVIDENCE);
-    let evidence: Evidence =
-        serde_json::from_slice(bytes).map_err(|source| PairError::Evidence { file: name.clone(), source })?;
+    let evidence: Evidence = from_json(bytes).map_err(|source| PairError::Evidence { file: name.clone(), source })?;
     same(&file(label, MANIFEST), "evidence.artifact", record.artifact, loaded.artifact(), MEND)?;
     same(&name, "artifact", evidence.artifact, loaded.artifact(), MEND)?;
-    same(&name, "head", evidence.head, manifest.identity.head, MEND)?;
-    same(&name, "tail", evidence.tail, manifest.identity.tail, MEND)?;
+    text(label, EVIDENCE, "backend", &evidence.backend)?;
+    text(label, EVIDENCE, "precision", &evidence.precision)?;
+    for (i, document) in evidence.documents.iter().enumerate() {
+        text(label, EVIDENCE, &format!("documents[{i}].id"), &document.id)?;
+    }
+    // Domains are names because those of the summary are, and they are the same.
+    if let Some((field, found, expected)) = summary::lie(record, &evidence) {
+        let mend = "evidence.json gives another figure: copy the folder again or fit the pair again";
+        return Err(disagree(label, MANIFEST, &field, found, expected, mend));
+    }
     Ok(Some(evidence))
 }
 

@@ -2,6 +2,10 @@
 
 use std::{io, path::PathBuf};
 
+use kvmig_gate::parse::ParseError;
+
+use crate::sandbox::SandboxError;
+
 /// A pair that can't be read, written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
@@ -25,12 +29,12 @@ pub enum PairError {
     #[error("{}: exists already; choose another --out, or remove it first", .0.display())]
     Exists(PathBuf),
     /// The manifest is not a manifest.
-    #[error("{file}: {source}")]
+    #[error("{file}: {source}; restore the file or fit the pair again")]
     Manifest {
         /// The file.
         file: String,
         /// What and where.
-        source: Box<toml::de::Error>,
+        source: ParseError,
     },
     /// The manifest can't be put into TOML.
     #[error("the manifest can't be written as TOML: {0}")]
@@ -41,7 +45,15 @@ pub enum PairError {
         /// The file.
         file: String,
         /// What and where.
-        source: serde_json::Error,
+        source: ParseError,
+    },
+    /// The module can't run here, or does not describe itself.
+    #[error("{file}: {source}")]
+    Module {
+        /// The file.
+        file: String,
+        /// Why.
+        source: Box<SandboxError>,
     },
     /// The weights are no safetensors file.
     #[error("{file}: {source}; the file is damaged or truncated: copy it again, or fit the pair again")]

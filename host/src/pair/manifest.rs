@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of the folder's format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Everything about a pair but its weights, module and documents' outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The bytes that [`kvmig_gate::Loader::new`] hashes: the same for the same identity, however the file is laid out.
+    /// The details that [`kvmig_gate::PairIdentity`] hashes: the same for the same identity, however the file is laid out.
     pub fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("an identity holds strings, numbers and lists only")
     }
@@ -95,7 +95,7 @@ impl ModelRecord {
     /// A loaded model's record.
     pub fn of(model: &crate::engine::Model) -> ModelRecord {
         ModelRecord {
-            name: model.name().to_owned(),
+            name: kvmig_gate::parse::printable(model.name()),
             digest: model.digest(),
             tokenizer: model.tokenizer().tokenizer_digest(),
             layout: model.layout().clone(),
@@ -176,10 +176,11 @@ pub struct EvidenceRecord {
     pub sha256: Digest,
     /// The artifact it is about.
     pub artifact: Digest,
-    /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents.
+    /// Figures per domain and over all, with n and 95 % bootstrap intervals over documents; what the documents give, or the
+    /// pair is refused.
     pub domains: Vec<DomainSummary>,
     /// The same arms on the documents' own next tokens instead of the target's greedy continuation: to be held against figures
-    /// that others made so. The gate does not look at it.
+    /// that others made so. As the fit reported it: the gate does not look at it, and the outcomes behind it are not kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_text: Vec<TextSummary>,
 }

@@ -1,12 +1,14 @@
 //! Pairs: what moves a conversation from one model to one of its siblings.
 //!
-//! A pair is a folder of four files: the readable manifest `pair.toml`, the module `mapper.wasm`, `weights.safetensors`, and
-//! `evidence.json`, the outcomes of the held-out documents. [`Pair::open`] and [`Pair::from_bytes`] parse and check all of
+//! A pair is a folder of four files: the readable manifest `pair.toml`, the module `mapper.wasm`, which carries its own shaders
+//! in its description, `weights.safetensors`, and `evidence.json`, the outcomes of the held-out documents. [`Pair::open`] and [`Pair::from_bytes`] parse and check all of
 //! it; a [`Pair`] need not be checked again, except against the two models it is used with ([`Pair::check`]).
 
 mod check;
 mod error;
 mod manifest;
+mod name;
+mod summary;
 mod weights;
 mod write;
 
@@ -15,11 +17,12 @@ use std::{
     sync::Arc,
 };
 
-use kvmig_gate::{Digest, Evidence, Loaded, Loader};
+use kvmig_gate::{Digest, Evidence, Loaded, Loader, PairIdentity};
 
 use crate::{
     engine::Model,
-    measure::summary::{self, TextArms},
+    measure::summary::{TextArms, summarise, summarise_texts},
+    sandbox::{HostError, Module, Sandbox, SandboxError, SandboxLimits},
 };
 
 pub use check::RidgeSettings;
@@ -28,6 +31,7 @@ pub use manifest::{
     CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
     WeightsRecord,
 };
+pub use name::{NameError, check_name};
 pub use weights::encode as encode_weights;
 
 /// The manifest's file name.
@@ -46,6 +50,7 @@ const FILES: [&str; 4] = [MANIFEST, MODULE, WEIGHTS, EVIDENCE];
 #[derive(Debug)]
 pub struct Pair {
     manifest: Manifest,
+    module: Module,
     loaded: Arc<Loaded>,
     evidence: Option<Evidence>,
     label: String,
@@ -90,10 +95,10 @@ impl Pair {
     pub fn from_bytes(label: &str, files: PairFiles<'_>) -> Result<Pair, PairError> {
         let manifest = check::parse(label, files.manifest)?;
         check::digests(label, &manifest, &files)?;
-        let loaded = load(label, &manifest.identity, files.module, files.weights)?;
-        check::identity(label, &manifest.identity, &loaded)?;
+        let (module, loaded) = load(label, &manifest.identity, files.module, files.weights)?;
+        check::identity(label, &manifest, &loaded)?;
         let evidence = check::evidence(label, &manifest, &loaded, files.evidence)?;
-        Ok(Pair { manifest, loaded: Arc::new(loaded), evidence, label: label.to_owned() })
+        Ok(Pair { manifest, module, loaded: Arc::new(loaded), evidence, label: label.to_owned() })
     }
 
     /// What people and the ledger call it.
@@ -141,6 +146,11 @@ impl Pair {
         &self.manifest.identity.mapper.settings
     }
 
+    /// The module, compiled from the bytes of [`Pair::loaded`], whose shaders are those of its description.
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
     /// The bytes that will run.
     pub fn loaded(&self) -> &Arc<Loaded> {
         &self.loaded
@@ -165,11 +175,29 @@ impl Pair {
     }
 }
 
-/// Copies module and weights into memory of their own and hashes the copies.
-fn load(label: &str, identity: &Identity, module: &[u8], weights: &[u8]) -> Result<Loaded, PairError> {
-    let mut loader = Loader::new(module.to_vec(), &identity.bytes());
+/// Copies module and weights into memory of their own and hashes the copies. The module's shaders are in its description: it
+/// is asked for them, so that they are part of the artifact too.
+fn load(label: &str, identity: &Identity, bytes: &[u8], weights: &[u8]) -> Result<(Module, Loaded), PairError> {
+    let wrong = |error: SandboxError| PairError::Module { file: file(label, MODULE), source: Box::new(error) };
+    let sandbox = match Sandbox::new(SandboxLimits::default(), Sandbox::user_folder().as_deref()) {
+        // The folder only saves the time to compile.
+        Err(HostError::Store(_)) => Sandbox::new(SandboxLimits::default(), None),
+        other => other,
+    };
+    let module = sandbox.map_err(|error| wrong(error.into()))?.load(bytes).map_err(wrong)?;
+    let pair = PairIdentity {
+        source: identity.source.digest,
+        target: identity.target.digest,
+        head: identity.head,
+        tail: identity.tail,
+        details: &identity.bytes(),
+    };
+    let mut loader = Loader::new(bytes.to_vec(), &pair);
+    for (name, wgsl) in module.metadata().shaders.iter() {
+        loader.shader(name, wgsl);
+    }
     weights::load(&file(label, WEIGHTS), weights, &mut loader)?;
-    Ok(loader.finish())
+    Ok((module, loader.finish()))
 }
 
 /// What messages call a file of the pair.
@@ -219,8 +247,8 @@ impl Draft {
         let record = evidence.as_ref().zip(evidence_bytes.as_ref()).map(|(evidence, bytes)| EvidenceRecord {
             sha256: Digest::of(bytes),
             artifact: evidence.artifact,
-            domains: summary::summarise(&evidence.documents),
-            own_text: summary::summarise_texts(texts),
+            domains: summarise(&evidence.documents),
+            own_text: summarise_texts(texts),
         });
         let manifest = Manifest { evidence: record, ..self.pair.manifest };
         let text = write::manifest(&manifest)?;

@@ -12,6 +12,7 @@ use crate::{
         ridge::{self, Lambda},
     },
     measure::random::Random,
+    sandbox::bundled::RIDGE,
 };
 
 fn record(name: &str, layers: usize, kv_heads: usize, head_dim: usize) -> ModelRecord {
@@ -36,7 +37,7 @@ fn draft(elem: Elem) -> Draft {
     let rows = Rows { source: &x, target: &y };
     moments.add(rows, rows);
     let maps = ridge::fit(&moments, &LAYERS.map(Vec::from), Lambda::default()).unwrap();
-    let (weights, module) = (encode_weights(&maps, elem).unwrap(), b"a component".to_vec());
+    let (weights, module) = (encode_weights(&maps, elem).unwrap(), RIDGE.to_vec());
     let settings = RidgeSettings { layers: LAYERS.map(Vec::from).to_vec() }.to_json();
     let identity = Identity {
         format: FORMAT,
@@ -87,7 +88,7 @@ fn evidence(artifact: Digest) -> Evidence {
         reprefill_ms: 9.0,
     };
     let documents = (0..3).map(document).collect();
-    Evidence { artifact, head: 4, tail: 8, seed: 1, backend: "cpu".into(), documents }
+    Evidence { artifact, seed: 1, backend: "cpu".into(), precision: "dequantised".into(), documents }
 }
 
 /// A written folder, to be spoilt.
@@ -159,8 +160,21 @@ fn unknown_fields_and_newer_formats() {
     replace(&manifest, "head = 4", "head = 4\nheadroom = 5");
     refused(&folder, &[MANIFEST, "headroom"]);
     replace(&manifest, "headroom = 5", "");
-    replace(&manifest, "format = 1", "format = 2\nsomething_new = true");
-    refused(&folder, &[MANIFEST, "identity.format", "found 2", "expected 1"]);
+    replace(&manifest, "format = 2", "format = 3\nsomething_new = true");
+    refused(&folder, &[MANIFEST, "identity.format", "found 3", "expected 2"]);
+}
+
+/// Evidence of before its precision was kept is of no use, and says what is.
+#[test]
+fn evidence_without_its_precision() {
+    let (_parent, folder) = written();
+    let (manifest, evidence) = (folder.join(MANIFEST), folder.join(EVIDENCE));
+    let before = Digest::of(&fs::read(&evidence).unwrap()).to_string();
+    replace(&evidence, "  \"precision\": \"dequantised\",\n", "");
+    replace(&manifest, &before, &Digest::of(&fs::read(&evidence).unwrap()).to_string());
+    refused(&folder, &[EVIDENCE, "missing field `precision`", "fit the pair again"]);
+    replace(&manifest, "format = 2", "format = 1");
+    refused(&folder, &[MANIFEST, "identity.format", "found 1", "expected 2", "fit the pair again"]);
 }
 
 #[test]
@@ -234,4 +248,78 @@ fn numbers_that_overflow_half_precision_are_refused() {
     let maps = ridge::fit(&moments, &[vec![0]], Lambda { value: 0.0, ..Lambda::default() }).unwrap();
     assert!(matches!(encode_weights(&maps, Elem::F16), Err(PairError::NotFinite { index: 0, .. })));
     assert!(encode_weights(&maps, Elem::F32).is_ok());
+}
+
+/// The file `evidence.json` holds the outcomes; the manifest may not tell another story about them.
+#[test]
+fn a_summary_that_lies() {
+    for (from, to, wanted) in [
+        ("agreement = [0.8", "agreement = [0.99", ["evidence.domains[0].mapped.agreement[0]", "0.99", "0.8"]),
+        ("handoff_ms = [3.0, 3.0", "handoff_ms = [3.0, 2.5", ["evidence.domains[0].handoff_ms[1]", "2.5", "3.0"]),
+        ("domain = \"prose\"", "domain = \"code\"", ["evidence.domains[0].domain", "\"code\"", "\"prose\""]),
+        ("n = 3", "n = 30", ["evidence.domains[0].n", "30", "3"]),
+        ("cosine_worst_layer = [", "# [", ["evidence.domains[0].cosine_worst_layer", "nothing", "[0."]),
+        ("handoff_ms = [3.0, ", "handoff_ms = [0.3, ", ["evidence.domains[0].handoff_ms[0]", "0.3", "3.0"]),
+    ] {
+        let (_parent, folder) = written();
+        replace(&folder.join(MANIFEST), from, to);
+        refused(&folder, &[MANIFEST, wanted[0], &format!("found {}", wanted[1]), &format!("expected {}", wanted[2])]);
+    }
+}
+
+#[test]
+fn a_summary_of_texts_that_no_document_has() {
+    let parent = tempfile::tempdir().unwrap();
+    let draft = draft(Elem::F16);
+    let evidence = evidence(draft.pair().loaded().artifact());
+    let mapped = evidence.documents[0].mapped;
+    let arms = TextArms { mapped, ends_only: mapped, no_prefix: mapped, source: mapped };
+    let folder = parent.path().join("pair");
+    let texts: Vec<(String, TextArms)> = (0..2).map(|_| ("prose".to_owned(), arms)).collect();
+    draft.write(&folder, Some(evidence), &texts).unwrap();
+    replace(&folder.join(MANIFEST), "n = 2\n", "n = 4\n");
+    refused(&folder, &["evidence.own_text[0].n", "found 4", "at most 3"]);
+}
+
+/// Whoever lists a stranger's pair sees names, and no escape sequences.
+#[test]
+fn names_that_a_terminal_would_obey() {
+    for (from, to, field) in [
+        ("name = \"small-to-large\"", "name = \"\\u001b[2J\"", "name: found `\\u{1b}[2J`"),
+        ("name = \"small-to-large\"", "name = \"two words\"", "name: found `two words`"),
+        ("kind = \"ridge\"", "kind = \"a\\nb\"", "identity.mapper.kind: found `a\\nb`"),
+        ("name = \"small\"", "name = \"s\\u202Eall\"", "identity.source.name: found `s\\u{202e}all`"),
+        ("domain = \"prose\"", "domain = \"\\u0007\"", "evidence.domain: found `\\u{7}`"),
+    ] {
+        let (_parent, folder) = written();
+        replace(&folder.join(MANIFEST), from, to);
+        refused(&folder, &[field, "expected"]);
+        assert!(!Pair::open(&folder).unwrap_err().to_string().contains(char::is_control), "{field}");
+    }
+}
+
+#[test]
+fn a_k_that_is_not_the_settings() {
+    let (_parent, folder) = written();
+    replace(&folder.join(MANIFEST), "k = 2\n", "k = 3\n");
+    refused(&folder, &["fit.k", "found 3", "expected 2"]);
+}
+
+#[test]
+fn texts_that_are_no_manifest_say_where_in_one_line() {
+    let (_parent, folder) = written();
+    replace(&folder.join(MANIFEST), "head = 4", "head = \"four\"");
+    refused(&folder, &["pair.toml: line ", "field `identity.head`: invalid type: string \"four\", expected usize"]);
+    fs::write(folder.join(MANIFEST), "name =\nnothing").unwrap();
+    let error = Pair::open(&folder).unwrap_err().to_string();
+    assert!(error.contains("pair.toml: line 2, column 8: ") && !error.contains('\n'), "{error}");
+}
+
+#[test]
+fn bytes_that_are_no_module() {
+    let (_parent, folder) = written();
+    let old = Digest::of(RIDGE).to_string();
+    fs::write(folder.join(MODULE), b"no component").unwrap();
+    replace(&folder.join(MANIFEST), &old, &Digest::of(b"no component").to_string());
+    refused(&folder, &[MODULE, "not a valid component"]);
 }

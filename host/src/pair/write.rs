@@ -14,7 +14,9 @@ use super::{EVIDENCE, MANIFEST, MODULE, Manifest, PairError, PairFiles, WEIGHTS}
 const PREAMBLE: &str = "\
 # A kvmig pair. [identity] is what the mapper computes and what evidence.json is bound to: change any of it, and the
 # evidence is about something else and the gate refuses. [fit] says how the weights came about, [evidence] what they are
-# worth on documents that nothing was fitted or chosen on: [mean, low, high, documents], a 95 % bootstrap interval.
+# worth on documents that nothing was fitted or chosen on: [mean, low, high, documents], a 95 % bootstrap interval. A reader
+# makes [[evidence.domains]] again from evidence.json and refuses other figures; [[evidence.own_text]] is what the fit
+# reported, for comparison alone: its documents' outcomes are not kept.
 
 ";
 

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let Decision::Migrate { permit, .. } = gate.decide(&request)? else {
             return Err("refused".into());
         };
-        Ok(permit.redeem(&loaded, request.cache.digest)?)
+        Ok(permit.redeem(&loaded, request.cache, request.target)?)
     };
     let say = |line: &dyn std::fmt::Display| -> io::Result<()> {
         let mut out = io::stdout().lock();

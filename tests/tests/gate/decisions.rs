@@ -48,7 +48,8 @@ struct Case {
     settings: PolicySettings,
     evidence: Evidence,
     cache: CacheFacts,
-    head: usize,
+    target: Digest,
+    precision: &'static str,
     domain: Option<&'static str>,
     mismatch: Option<&'static str>,
     latency: Option<Latency<'static>>,
@@ -63,7 +64,8 @@ fn ask(spoil: impl FnOnce(&mut Case)) -> (&'static str, &'static str, String) {
         settings: PolicySettings::default(),
         evidence: sound.clone(),
         cache: asked.cache,
-        head: HEAD,
+        target: asked.target,
+        precision: "quantised",
         domain: None,
         mismatch: None,
         latency: None,
@@ -73,9 +75,16 @@ fn ask(spoil: impl FnOnce(&mut Case)) -> (&'static str, &'static str, String) {
     let mut one = candidate("ridge", &loaded, &case.evidence);
     one.latency = case.latency;
     let mut asked = request(&vec![one; case.candidates]);
-    (asked.cache, asked.head, asked.domain, asked.mismatch) = (case.cache, case.head, case.domain, case.mismatch);
-    let decision = scene_with(case.settings).gate.decide(&asked).unwrap();
-    (decision.name(), decision.reason().name(), decision.reason().to_string())
+    (asked.cache, asked.target, asked.precision) = (case.cache, case.target, case.precision);
+    (asked.domain, asked.mismatch) = (case.domain, case.mismatch);
+    let gate = scene_with(case.settings).gate;
+    let decision = gate.decide(&asked).unwrap();
+    // Nobody has to ask to know the answer.
+    let forecast = gate.policy().forecast(&asked);
+    let sentence = decision.reason().to_string();
+    assert_eq!((forecast.decision, forecast.reason.to_string()), (decision.name(), sentence.clone()));
+    assert_eq!(forecast.prediction.as_ref(), decision.prediction());
+    (decision.name(), decision.reason().name(), sentence)
 }
 
 macro_rules! cases {
@@ -92,6 +101,7 @@ cases! {
     // The request.
     mismatch_found_by_the_host: |c| c.mismatch = Some("tokenizer: found 49152 tokens, expected 151936")
         => "reprefill", "mismatch";
+    target_of_another_pair: |c| c.target = Digest::of(b"a third model") => "reprefill", "for_another_model";
     cache_of_another_model: |c| c.cache.model = Digest::of(b"a third model") => "reprefill", "cache_of_another_model";
     cache_that_was_mapped_before: |c| c.cache.hops = 1 => "reprefill", "too_many_hops";
     cache_that_was_mapped_before_where_allowed: |c| { c.cache.hops = 1; c.settings.max_hops = 2 }
@@ -99,15 +109,18 @@ cases! {
     hops_do_not_overflow: |c| { c.cache.hops = u32::MAX; c.settings.max_hops = u32::MAX } => "reprefill", "too_many_hops";
     prompt_of_ends_only: |c| c.cache.tokens = HEAD + TAIL => "reprefill", "nothing_to_map";
     prompt_of_nothing: |c| c.cache.tokens = 0 => "reprefill", "nothing_to_map";
-    head_beyond_the_prompt: |c| c.head = usize::MAX => "reprefill", "nothing_to_map";
     no_candidate: |c| c.candidates = 0 => "reprefill", "no_candidate";
 
     // Evidence that is about something else, or can't be true.
     evidence_of_another_artifact: |c| c.evidence.artifact = artifact(2).artifact()
         => "reprefill", "evidence_of_another_artifact";
-    evidence_with_another_head: |c| c.evidence.head = 0 => "reprefill", "evidence_with_other_ends";
-    request_with_another_head: |c| c.head = 8 => "reprefill", "evidence_with_other_ends";
-    evidence_with_another_tail: |c| c.evidence.tail = 1 => "reprefill", "evidence_with_other_ends";
+    evidence_of_dequantised_models: |c| c.evidence.precision = "dequantised".to_owned()
+        => "reprefill", "evidence_in_another_precision";
+    models_that_are_dequantised: |c| c.precision = "dequantised" => "reprefill", "evidence_in_another_precision";
+    dequantised_as_the_evidence: |c| {
+        c.precision = "dequantised";
+        c.evidence.precision = "dequantised".to_owned();
+    } => "migrate", "bound_meets_floor";
     evidence_with_nan_kl: |c| c.evidence.documents[7].mapped.kl_nats = f64::NAN => "reprefill", "evidence_unsound";
     evidence_with_nan_control: |c| c.evidence.documents[7].no_prefix.agreement = f64::NAN
         => "reprefill", "evidence_unsound";
@@ -261,6 +274,7 @@ fn of_refused_candidates_the_one_that_came_furthest_gives_the_reason() {
     let scene = scene();
     let decision = scene.gate.decide(&asked).unwrap();
     assert_eq!(decision.reason().name(), "too_slow");
+    assert_eq!(&scene.gate.policy().forecast(&asked).reason, decision.reason());
     let row = scene.gate.ticket(decision.ticket()).unwrap();
     assert_eq!(row.mapper.as_deref(), Some("ridge"));
     let reasons: Vec<_> = (0..3).map(|i| row.candidates[i]["reason"].as_str().unwrap()).collect();

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use kvmig_gate::{Gate, GateError, LedgerError, Policy, PolicySettings, State};
+use kvmig_gate::{Gate, GateError, LedgerError, LedgerView, Policy, PolicySettings, State, TicketFilter};
 use kvmig_tests::gate::{artifact, candidate, evidence, request};
 use rusqlite::Connection;
 
@@ -97,13 +97,41 @@ fn history_can_not_be_rewritten() {
     }
 }
 
+/// Rows of before stay what they were, and say that nobody kept their precision.
+#[test]
+fn a_ledger_of_an_older_schema_is_brought_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.sqlite");
+    let sqlite = Connection::open(&path).unwrap();
+    sqlite.execute_batch(include_str!("../../../gate/src/ledger/schema/0001_tickets.sql")).unwrap();
+    sqlite.pragma_update(None, "application_id", 0x6b76_6d67).unwrap();
+    sqlite.pragma_update(None, "user_version", 1).unwrap();
+    let digest = Policy::default().digest().to_string();
+    sqlite.execute("INSERT INTO policies VALUES (?1, '{}')", [&digest]).unwrap();
+    sqlite
+        .execute(
+            "INSERT INTO tickets (ticket, decided_ms, policy, pair, source_model, target_model, cache_model, cache, tokens,
+                 hops, head, tail, backend, candidates, decision, reason, explanation, state, ended_ms)
+             VALUES ('01jdw3k8x-7q2m9ab', 1, ?1, 'old', ?1, ?1, ?1, ?1, 9, 1, 4, 32, 'cpu', '[]', 'reprefill', 'no_evidence',
+                 'none', 'refused', 1)",
+            [&digest],
+        )
+        .unwrap();
+    drop(sqlite);
+    let gate = Gate::open(Policy::default(), &path).unwrap();
+    let row = gate.ticket(&"01jdw3k8x-7q2m9ab".parse().unwrap()).unwrap();
+    assert_eq!((row.pair.as_str(), row.precision), ("old", None));
+    let ticket = gate.decide(&request(&[])).unwrap().ticket().clone();
+    assert_eq!(gate.ticket(&ticket).unwrap().precision.as_deref(), Some("quantised"));
+}
+
 #[test]
 fn a_ledger_of_a_newer_schema_is_left_alone() {
     let scene = scene();
     drop(scene.gate);
     Connection::open(&scene.path).unwrap().pragma_update(None, "user_version", 99).unwrap();
     let error = refusal(&scene.path);
-    assert!(matches!(error, LedgerError::Newer { found: 99, supported: 1, .. }), "{error}");
+    assert!(matches!(error, LedgerError::Newer { found: 99, supported: 2, .. }), "{error}");
     let version: i64 =
         Connection::open(&scene.path).unwrap().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, 99);
@@ -161,4 +189,85 @@ fn a_ledger_that_another_process_keeps_locked_says_so() {
     assert!(matches!(error, GateError::Ledger(LedgerError::Locked { .. })), "nothing migrates unrecorded: {error}");
     holder.execute_batch("ROLLBACK").unwrap();
     scene.gate.decide(&request(&[])).unwrap();
+}
+
+/// Names of everything in a folder, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn looking_makes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(LedgerView::open(&folder.path().join("no").join("ledger.sqlite")).unwrap().is_none());
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+    let error = LedgerView::open(folder.path()).unwrap_err();
+    assert!(matches!(error, LedgerError::Open { .. }), "{error}");
+    let empty = folder.path().join("empty.sqlite");
+    fs::write(&empty, "").unwrap();
+    assert!(LedgerView::open(&empty).unwrap().is_none());
+    assert_eq!(fs::read(&empty).unwrap(), b"");
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let scene = scene();
+    let loaded = artifact(1);
+    let evidence = evidence(&loaded, 30);
+    let asked = request(&[candidate("ridge", &loaded, &evidence)]);
+    let (_, receipt) = redeem(&scene.gate, &asked, &loaded).complete(());
+    let ticket = receipt.hand_over(std::time::Duration::from_secs(60)).unwrap();
+    Connection::open(&scene.path).unwrap().execute("UPDATE tickets SET lease_ms = 1", []).unwrap();
+
+    let rows = || LedgerView::open(&scene.path).unwrap().unwrap().tickets(&TicketFilter::default()).unwrap();
+    // While a gate has it open, and after.
+    assert_eq!(rows()[0].state, State::InFlight, "a reader does not end what ran out");
+    drop(scene.gate);
+    let before = fs::read(&scene.path).unwrap();
+    assert_eq!((rows().len(), &rows()[0].ticket), (1, &ticket));
+    assert_eq!(fs::read(&scene.path).unwrap(), before);
+    let policies: i64 = Connection::open(&scene.path)
+        .unwrap()
+        .query_row("SELECT count(*) FROM policies", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(policies, 1);
+}
+
+/// Another user's ledger, or one on a medium that can't be written.
+#[cfg(unix)]
+#[test]
+fn a_read_only_ledger_can_be_looked_into() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let scene = scene();
+    let ticket = scene.gate.decide(&request(&[])).unwrap().ticket().clone();
+    drop(scene.gate);
+    let folder = scene.path.parent().unwrap();
+    // Both characters mean something in the name that SQLite is given.
+    let odd = folder.join("50% of ?.sqlite");
+    fs::copy(&scene.path, &odd).unwrap();
+    for path in [&scene.path, &odd] {
+        mode(path, 0o444);
+    }
+    mode(folder, 0o555);
+    for path in [&scene.path, &odd] {
+        let seen = LedgerView::open(path).map(|view| view.unwrap().ticket(&ticket).unwrap().reason);
+        assert_eq!(seen.unwrap(), "no_candidate");
+    }
+    mode(folder, 0o755);
+    assert_eq!(names(folder).len(), 2, "{:?}", names(folder));
+}
+
+#[test]
+fn a_ledger_of_an_older_schema_is_not_brought_up_to_date_by_looking() {
+    let scene = scene();
+    drop(scene.gate);
+    let sqlite = Connection::open(&scene.path).unwrap();
+    sqlite.pragma_update(None, "user_version", 1).unwrap();
+    drop(sqlite);
+    let error = LedgerView::open(&scene.path).unwrap_err();
+    assert!(matches!(error, LedgerError::Older { found: 1, expected: 2, .. }), "{error}");
 }

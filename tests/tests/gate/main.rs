@@ -37,5 +37,5 @@ fn permit(gate: &Gate, request: &Request<'_>) -> Permit<Live> {
 }
 
 fn redeem<'a>(gate: &Gate, request: &Request<'_>, loaded: &'a Loaded) -> Redeemed<'a, Live> {
-    permit(gate, request).redeem(loaded, request.cache.digest).unwrap()
+    permit(gate, request).redeem(loaded, request.cache, request.target).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::f16;
-use kvmig_gate::{Loaded, Loader, WeightElem};
+use kvmig_gate::{Digest, Loaded, Loader, PairIdentity, WeightElem};
 use kvmig_shaders::{
     Kernel, WeightFormat,
     params::{AffineParams, GatherParams},
@@ -31,6 +31,12 @@ pub struct Fixture {
     weights: WeightElem,
 }
 
+/// A loader for an artifact that is of no pair: a case is mapped without a permit, and into no model's cache.
+fn loader() -> Loader {
+    let nobody = Digest::of(b"conform");
+    Loader::new(Vec::new(), &PairIdentity { source: nobody, target: nobody, head: 0, tail: 0, details: &[] })
+}
+
 /// A source of repeatable numbers in [-1, 1): SplitMix64 (Steele et al. 2014).
 struct Numbers(u64);
 
@@ -51,12 +57,12 @@ impl Numbers {
 impl Fixture {
     /// Makes the data of a case with weights of one type.
     pub fn new(case: &Case, weights: WeightElem) -> Fixture {
-        Fixture::build(case, weights, Loader::new(Vec::new(), b"conform"))
+        Fixture::build(case, weights, loader())
     }
 
     /// The same with a shader of the module's own in the artifact.
     pub fn with_shader(case: &Case, weights: WeightElem, name: &str, wgsl: &str) -> Fixture {
-        let mut loader = Loader::new(Vec::new(), b"conform");
+        let mut loader = loader();
         loader.shader(name, wgsl);
         Fixture::build(case, weights, loader)
     }
