@@ -30,7 +30,7 @@ fn in_flight(ledger: &Path) -> Ticket {
         panic!("the bundled pair is refused")
     };
     let (_, receipt) = permit.redeem(pair.loaded(), cache, pair.target_digest()).unwrap().complete(());
-    receipt.hand_over(Duration::from_secs(1200)).unwrap()
+    receipt.hand_over(Duration::from_secs(5 * 86_400)).unwrap()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_ticket_in_flight_says_what_to_do() {
     let output = kvmig(folder.path()).args(["gate", "log", "--ledger"]).arg(&ledger).output().unwrap();
     let text = stdout(&output);
     assert!(text.contains("kvmig gate settle"), "{text}");
-    assert!(text.contains(&format!("{ticket}      its lease ends in 20 min")), "{text}");
+    assert!(text.contains(&format!("{ticket}      its lease ends in 5 days")), "{text}");
 }
 
 /// Nothing that an engine outside reports by mistake ends its ticket.
