@@ -12,10 +12,7 @@ use super::Ending;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The first column is what `kvmig run --device` takes. `--device auto` takes a hardware GPU where there is one, else the CPU; software
-adapters (lavapipe, SwiftShader, llvmpipe) are for checking results and run only by name.
-
-`error: XDG_RUNTIME_DIR is invalid or not set in the environment` on stderr is Mesa's, which looks for a display on a machine
-without one; it means nothing here. NODEVICE_SELECT=1 in the environment silences it.")]
+adapters (lavapipe, SwiftShader, llvmpipe) are for checking results and run only by name.")]
 pub(super) struct Args {
     /// Print JSON
     #[arg(long)]

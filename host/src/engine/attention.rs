@@ -3,15 +3,11 @@
 //! Online softmax (Milakov & Gimelshein 2018; Dao et al. 2022): the keys are read in blocks, so that scratch stays at
 //! `[rows of a task, block]` however long the context is.
 
-use kvmig_gemm::{GemmError, MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{GemmError, MatMut, MatRef, Threads, matmul, widest};
 
 use crate::cache::{LayerKv, Plane};
 
-use super::{
-    ModelConfig,
-    norm::{exp, widest},
-    team::Team,
-};
+use super::{ModelConfig, norm::exp, team::Team};
 
 /// Keys of one block; scores of a task's rows against them stay in the second-level cache.
 const BLOCK: usize = 256;

@@ -1,17 +1,24 @@
 //! Elementwise steps between the matrix products, on slices.
 
+use kvmig_gemm::widest;
+
 use super::team::Team;
 
 /// `to[r] = from[r] / sqrt(mean(from[r]²) + eps) * weight` for rows of `weight.len()` elements (Zhang & Sennrich 2019).
 pub(super) fn rms_norm(team: Team, from: &[f32], weight: &[f32], eps: f32, to: &mut [f32]) {
     let width = weight.len();
     team.rows((to, width), (from, width), |to, from| {
-        for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)) {
-            let scale = inverse_rms(from, eps);
-            for ((to, x), w) in to.iter_mut().zip(from).zip(weight) {
-                *to = x * scale * w;
-            }
-        }
+        widest(
+            #[inline(always)]
+            || {
+                for (to, from) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)) {
+                    let scale = inverse_rms(from, eps);
+                    for ((to, x), w) in to.iter_mut().zip(from).zip(weight) {
+                        *to = x * scale * w;
+                    }
+                }
+            },
+        );
     });
 }
 
@@ -23,6 +30,7 @@ pub(super) fn rms_norm_head(row: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
+#[inline(always)]
 fn inverse_rms(row: &[f32], eps: f32) -> f32 {
     // Eight partial sums: vectorises, and loses less than one running sum.
     let mut sums = [0.0f32; 8];
@@ -76,13 +84,6 @@ pub(super) fn add_bias(rows: &mut [f32], bias: &[f32]) {
             *x += b;
         }
     }
-}
-
-/// Runs `work` as it was compiled for the widest vector instructions of this processor. A closure that is not
-/// `#[inline(always)]`, and a function in it that is not inlined, is compiled for the oldest ones.
-#[inline]
-pub(super) fn widest<R>(work: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(work)
 }
 
 /// `e^x` without a branch, so that loops over it vectorise: `2^n · p(r)` with `n` the nearest whole number to `x / ln 2` and

@@ -21,8 +21,10 @@ mod error;
 mod product;
 mod rows;
 mod view;
+mod widest;
 
 pub use error::GemmError;
 pub use product::{Element, Threads, matmul};
 pub use rows::{FEW_ROWS, rows_times_transposed};
 pub use view::{MatMut, MatRef};
+pub use widest::widest;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvmig_gemm::{MatMut, MatRef, Threads, matmul};
+use kvmig_gemm::{MatMut, MatRef, Threads, matmul, widest};
 use rayon::prelude::*;
 
 use super::{CpuError, long_enough, rows_per_task};
@@ -62,7 +62,11 @@ pub fn affine(
             for (i, token) in rows.clone().enumerate() {
                 let from = &product[i * width + head * dim..][..dim];
                 if let Some(to) = to.row_mut(i) {
-                    rotate(from, &rope[token * rope_dims..][..rope_dims], to);
+                    let turns = &rope[token * rope_dims..][..rope_dims];
+                    widest(
+                        #[inline(always)]
+                        || rotate(from, turns, to),
+                    );
                 }
             }
         }
@@ -98,6 +102,7 @@ fn by_rows(heads: Vec<MatMut<'_, f32>>, block: usize, tokens: usize) -> Vec<Task
 }
 
 /// Turns the pairs (i, i + n/2) of the first n = `turns.len()` dimensions; copies the rest.
+#[inline(always)]
 fn rotate(from: &[f32], turns: &[f32], to: &mut [f32]) {
     let (rotated, rest) = from.split_at(turns.len());
     let (to_rotated, to_rest) = to.split_at_mut(turns.len());

@@ -1,6 +1,6 @@
 //! Mirror of `gather@1`.
 
-use kvmig_gemm::MatMut;
+use kvmig_gemm::{MatMut, widest};
 use rayon::prelude::*;
 
 use super::{CpuError, long_enough, rows_per_task};
@@ -24,16 +24,22 @@ pub fn gather(call: &Gather, source: &[f32], rope: &[f32], panel: &mut [f32]) ->
             let token = index * block + i;
             let turns = &rope[token * rope_dims..][..rope_dims];
             let Some(row) = rows.row_mut(i) else { continue };
-            for (head, to) in row.chunks_exact_mut(dim).enumerate() {
-                let from = &source[head * head_stride + token * row_stride..][..dim];
-                unrotate(from, turns, to);
-            }
+            widest(
+                #[inline(always)]
+                || {
+                    for (head, to) in row.chunks_exact_mut(dim).enumerate() {
+                        let from = &source[head * head_stride + token * row_stride..][..dim];
+                        unrotate(from, turns, to);
+                    }
+                },
+            );
         }
     });
     Ok(())
 }
 
 /// Turns the pairs (i, i + n/2) of the first n = `turns.len()` dimensions back; copies the rest.
+#[inline(always)]
 fn unrotate(from: &[f32], turns: &[f32], to: &mut [f32]) {
     let (rotated, rest) = from.split_at(turns.len());
     let (to_rotated, to_rest) = to.split_at_mut(turns.len());

@@ -1,5 +1,6 @@
 //! Mirror of `scan@1`.
 
+use kvmig_gemm::widest;
 use rayon::prelude::*;
 
 use super::{CpuError, long_enough};
@@ -47,9 +48,13 @@ pub fn scan(call: &Scan, words: &[f32]) -> Result<Counts, CpuError> {
 
 fn count(p: &ScanParams, row: &[f32]) -> Counts {
     // The usual case, nothing found, is one branch-free pass: an exponent of all ones is NaN, poison or infinite.
-    let suspicious = |x: &f32| x.to_bits() & 0x7f80_0000 == 0x7f80_0000;
+    let suspicious = |bits: u32| (bits & 0x7f80_0000 == 0x7f80_0000) | (bits == p.poison);
+    let clean = widest(
+        #[inline(always)]
+        || !row.iter().fold(false, |found, x| found | suspicious(x.to_bits())),
+    );
     let mut counts = Counts::default();
-    if row.iter().filter(|x| suspicious(x) || x.to_bits() == p.poison).count() == 0 {
+    if clean {
         return counts;
     }
     for x in row {
