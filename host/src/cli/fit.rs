@@ -112,7 +112,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let options = args.options()?;
     args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
     let policy = args.policy.load()?;
-    too_little_evidence(args.evidence, &policy)?;
+    too_little_evidence(args.evidence, &policy);
     let engine = args.engine.options()?;
     let device = args.device.open()?;
     let (source, target) = (args.source.load(engine)?, args.target.load(engine)?);
@@ -136,15 +136,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
 }
 
 /// Said before hours are spent on a pair that the gate will have nothing to judge by.
-fn too_little_evidence(documents: usize, policy: &Policy) -> std::io::Result<()> {
+fn too_little_evidence(documents: usize, policy: &Policy) {
     let needed = policy.settings().min_evidence;
-    if documents >= needed {
-        return Ok(());
+    if documents < needed {
+        warn(&format!(
+            "--evidence {documents}: the policy's min_evidence is {needed} documents, of the domain that a request names or of \
+             all domains together; with fewer the gate refuses"
+        ));
     }
-    warn(&format!(
-        "--evidence {documents}: the policy's min_evidence is {needed} documents, of the domain that a request names or of all \
-         domains together; with fewer the gate refuses"
-    ))
 }
 
 impl Args {

@@ -67,21 +67,28 @@ pub fn main() -> ExitCode {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Negative) => ExitCode::from(1),
         Err(error) => {
-            // A reader that closed the pipe has had enough; that is no error of ours.
+            // A reader that closed standard output has had enough; that is no error of ours.
             if is_broken_pipe(&error) {
                 return ExitCode::SUCCESS;
             }
-            let _ = writeln!(std::io::stderr(), "error: {}", printable(&one_message(&error)));
+            say(&format!("error: {}\n", printable(&one_message(&error))));
             ExitCode::from(2)
         }
     }
 }
 
-/// Says what a person should know and what stops nothing.
-fn warn(text: &str) -> std::io::Result<()> {
-    writeln!(std::io::stderr(), "warning: {}", printable(text))
+/// Writes to standard error, as it is. Nobody reads it where it is closed, and what was asked for is no worse for that.
+fn say(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
+/// Says what a person should know and what stops nothing.
+fn warn(text: &str) {
+    say(&format!("warning: {}\n", printable(text)));
+}
+
+/// Whether standard output was closed: the one pipe whose errors get this far. Everything else that is written is a file, or
+/// goes through [`say`].
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
         Some(json) => json.io_error_kind(),

@@ -1,7 +1,7 @@
 //! How far a command has come: bars on a terminal; of a fit, a line now and then elsewhere.
 
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     ops::ControlFlow,
     time::{Duration, Instant},
 };
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::fit::{Progress, Stage};
 
-use super::interrupt;
+use super::{interrupt, say};
 
 /// How often a line is printed where there is no terminal.
 const EVERY: Duration = Duration::from_secs(10);
@@ -44,8 +44,7 @@ impl FitProgress {
             let ends = progress.done == progress.total;
             if begins || ends || self.said.elapsed() >= EVERY {
                 self.said = Instant::now();
-                // Nobody reads it where stderr is closed, and the fit is no worse for that.
-                let _ = writeln!(io::stderr(), "{}", line(progress, self.began.1, self.began.0.elapsed()));
+                say(&format!("{}\n", line(progress, self.began.1, self.began.0.elapsed())));
             }
         } else {
             if begins {
@@ -63,7 +62,7 @@ impl FitProgress {
     }
 }
 
-/// A bar for the source's prefill; drawn only on a terminal, and only once it takes a while.
+/// A bar for a model's prefill; drawn only on a terminal, and only once it takes a while.
 pub(super) fn prefill_bar(tokens: usize, model: &str) -> ProgressBar {
     let bar = if io::stderr().is_terminal() { ProgressBar::new(tokens as u64) } else { ProgressBar::hidden() };
     styled(bar, "tokens", &format!("prefill on {model}"))

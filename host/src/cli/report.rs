@@ -6,6 +6,8 @@ use kvmig_gate::{Quality, parse::printable};
 
 use crate::migrate::{Ask, Record, Setup};
 
+use super::say;
+
 /// Prints a run as it goes.
 pub(super) struct Report {
     head: Vec<String>,
@@ -28,15 +30,12 @@ impl Report {
     }
 
     /// The decision and its cost, when the first token is there.
-    pub(super) fn ready(&mut self, record: &Record) -> io::Result<()> {
+    pub(super) fn ready(&mut self, record: &Record) {
         if !self.shown {
-            return Ok(());
+            return;
         }
-        let mut err = io::stderr().lock();
-        for text in &self.head {
-            writeln!(err, "{text}")?;
-        }
-        writeln!(err, "{}", line("decision", &format!("{}: {}", record.decision, record.reason_text)))?;
+        let mut lines = std::mem::take(&mut self.head);
+        lines.push(line("decision", &format!("{}: {}", record.decision, record.reason_text)));
         let t = &record.tokens;
         if record.decision == "migrate" {
             let share = 100.0 * t.mapped as f64 / t.prompt as f64;
@@ -46,10 +45,10 @@ impl Report {
                 t.native_head,
                 t.native_tail
             );
-            writeln!(err, "{}", line("tokens", &text))?;
+            lines.push(line("tokens", &text));
         }
         let ms = &record.ms;
-        writeln!(err, "{}", line("source", &format!("prefill {}", duration(ms.source_prefill))))?;
+        lines.push(line("source", &format!("prefill {}", duration(ms.source_prefill))));
         if record.decision == "migrate" {
             let stages = [
                 ("gate", ms.gate),
@@ -62,11 +61,11 @@ impl Report {
                 ("other", ms.other),
             ];
             let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
-            writeln!(err, "{}", line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))))?;
+            lines.push(line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))));
         } else if let Some(reprefill) = ms.reprefill {
-            writeln!(err, "{}", line("target", &format!("ordinary prefill {}", duration(reprefill))))?;
+            lines.push(line("target", &format!("ordinary prefill {}", duration(reprefill))));
         }
-        writeln!(err)
+        say(&format!("{}\n\n", lines.join("\n")));
     }
 
     /// A piece of the answer.
@@ -89,20 +88,25 @@ impl Report {
         if std::mem::take(&mut self.spoke) { writeln!(io::stdout().lock()) } else { Ok(()) }
     }
 
-    /// The end: what an audit found.
-    pub(super) fn done(&mut self, record: &Record) -> io::Result<()> {
+    /// The end: what an audit found, or that there was nothing to audit.
+    pub(super) fn done(&mut self, record: &Record, nothing_to_audit: bool) -> io::Result<()> {
         self.end_answer()?;
-        let mut err = io::stderr().lock();
+        let mut lines = Vec::new();
         if let (Some(realised), Some(reprefill)) = (&record.realised, record.ms.reprefill) {
-            writeln!(err)?;
-            let speed = reprefill / record.ms.handoff;
-            let text = format!(
-                "{} for the prefill it replaced: {speed:.1}x the handoff's time (limit by FLOPs {:.1}x)",
-                duration(reprefill),
-                record.flops.limit
-            );
-            writeln!(err, "{}", line("re-prefill", &text))?;
-            writeln!(err, "{}", line("quality", &quality(realised)))?;
+            lines.push(String::new());
+            lines.push(match &record.trial {
+                Some(ticket) => line("audit", &format!("what was refused, tried and not served: ticket {ticket}")),
+                None => {
+                    let text = format!(
+                        "{} for the prefill it replaced: {:.1}x the handoff's time (limit by FLOPs {:.1}x)",
+                        duration(reprefill),
+                        reprefill / record.ms.handoff,
+                        record.flops.limit
+                    );
+                    line("re-prefill", &text)
+                }
+            });
+            lines.push(line("quality", &quality(realised)));
             if let Some(predicted) = &record.predicted {
                 let verdict = match record.miss {
                     Some(true) => "MISSED",
@@ -113,10 +117,15 @@ impl Report {
                     "{} {:.3} expected, bound {:.3} {verdict}, floor {:.3} (n = {})",
                     predicted.metric, predicted.value, predicted.bound, predicted.floor, predicted.n
                 );
-                writeln!(err, "{}", line("predicted", &text))?;
+                lines.push(line("predicted", &text));
             }
         }
-        writeln!(err, "{}", line("ticket", &record.ticket))
+        if nothing_to_audit {
+            lines.push(line("audit", "nothing was mapped, nothing to audit"));
+        }
+        lines.push(line("ticket", &record.ticket));
+        say(&(lines.join("\n") + "\n"));
+        Ok(())
     }
 }
 

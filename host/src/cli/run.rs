@@ -62,7 +62,8 @@ pub(super) struct Args {
     /// Domain of the prompt, such as code: the gate then judges by the evidence of that domain alone
     #[arg(long, value_name = "NAME", value_parser = domain)]
     domain: Option<String>,
-    /// After the answer, re-prefill as well and report the realised quality and time (always done on the bundled default)
+    /// After the answer, measure what the migration was worth, against a re-prefill; or, where the gate refused it, what it
+    /// would have been worth (always done on the bundled default)
     #[arg(long)]
     audit: bool,
     /// End with exit code 1 if the gate refuses to migrate; the answer is given all the same
@@ -93,9 +94,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let device = args.device.open()?;
     let pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
     if let Some(domain) = &args.domain {
-        unknown_domain(domain, &pair)?;
+        unknown_domain(domain, &pair);
     }
     let (source, target) = (source.load(options)?, target.load(options)?);
+    // Other weights of the same kind are for the gate to refuse; here the answer itself would be nonsense, or is not meant.
+    target.tokenizer().check_sibling(source.tokenizer())?;
+    pair.check_kind(&source, &target)?;
     let gate = Arc::new(args.ledger.open_gate(policy)?);
     let mapper = Mapper::load(&pair, &device)?;
     let tokens = source.tokenizer().encode(&prompt)?;
@@ -109,7 +113,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
 
     interrupt::listen(&gate);
     let mut report = Report::new(&setup, &ask, !args.json);
-    let bar = prefill_bar(tokens.len(), source.name());
+    let mut bar = prefill_bar(tokens.len(), source.name());
+    let mut again = false;
     let mut failed = None;
     let answered = hand_over(&setup, ask, &mut |event| {
         let done = match event {
@@ -117,10 +122,18 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
                 bar.set_position(done as u64);
                 Ok(())
             }
-            Event::Reprefilled { .. } => Ok(()),
+            Event::Reprefilled { done, .. } => {
+                if !std::mem::replace(&mut again, true) {
+                    bar.finish_and_clear();
+                    bar = prefill_bar(tokens.len(), target.name());
+                }
+                bar.set_position(done as u64);
+                Ok(())
+            }
             Event::Ready { record, .. } => {
                 bar.finish_and_clear();
-                report.ready(record)
+                report.ready(record);
+                Ok(())
             }
             Event::Text(text) => report.text(text),
             Event::Auditing => report.auditing(),
@@ -134,7 +147,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let Answered { record, stopped, trouble } = match answered {
+    let Answered { record, stopped, nothing_to_audit, trouble } = match answered {
         // A report that can't be printed stops the run too, and was told above.
         Err(stopped @ HandoffError::Stopped { .. }) => bail!("interrupted: {stopped}"),
         other => other?,
@@ -145,7 +158,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         serde_json::to_writer_pretty(&mut out, &record)?;
         writeln!(out)?;
     } else {
-        report.done(&record)?;
+        report.done(&record, nothing_to_audit)?;
     }
     if let Some(trouble) = trouble {
         return Err(trouble.into());
@@ -201,13 +214,12 @@ fn domain(text: &str) -> Result<String, NameError> {
 }
 
 /// Says so where the pair has no evidence of a domain: the gate will refuse, and a misspelling is soon made.
-fn unknown_domain(domain: &str, pair: &Pair) -> std::io::Result<()> {
+fn unknown_domain(domain: &str, pair: &Pair) {
     let known = pair.evidence().map(Evidence::domains).unwrap_or_default();
-    if known.is_empty() || known.contains(&domain) {
-        return Ok(());
+    if !known.is_empty() && !known.contains(&domain) {
+        let known = known.join(", ");
+        warn(&format!(
+            "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
+        ));
     }
-    let known = known.join(", ");
-    warn(&format!(
-        "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
-    ))
 }

@@ -33,4 +33,4 @@ pub use resume::TrialSession;
 pub use sampling::{Sampler, Sampling};
 pub use session::{Scored, Session, SessionCache};
 pub use source::{LoadOptions, ModelSource, Precision};
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::{OtherTokenizer, TextStream, Tokenizer};

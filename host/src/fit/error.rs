@@ -2,13 +2,13 @@
 
 use std::{io, path::PathBuf};
 
-use kvmig_gate::{Digest, GateError};
+use kvmig_gate::GateError;
 
 use super::{LogError, corpus::CorpusError, linalg::LinalgError, state::StateError};
 use crate::{
-    engine::EngineError,
+    engine::{EngineError, OtherTokenizer},
     measure::audit::AuditError,
-    migrate::{ExecuteError, MapperError},
+    migrate::{MapperError, TrialError},
     pair::PairError,
 };
 
@@ -26,20 +26,8 @@ pub enum FitError {
         expected: String,
     },
     /// The models are no siblings.
-    #[error(
-        "{target_model}: tokenizer {} is not {source_model}'s ({}): only models of one tokenizer make a pair",
-        found.short(), expected.short()
-    )]
-    Tokenizers {
-        /// The source.
-        source_model: String,
-        /// The target.
-        target_model: String,
-        /// The target's tokenizer.
-        found: Digest,
-        /// The source's.
-        expected: Digest,
-    },
+    #[error(transparent)]
+    Tokenizers(#[from] OtherTokenizer),
     /// Too few rows for the number of features.
     #[error(
         "{rows} calibration rows for {features} features (k = {k}), expected at least {expected}: raise --tokens, give a \
@@ -90,12 +78,12 @@ pub enum FitError {
     /// The module or the device can't take the pair.
     #[error(transparent)]
     Mapper(Box<MapperError>),
-    /// The gate allowed no trial, or could not write it down.
+    /// What a trial came to could not be written down.
     #[error(transparent)]
     Gate(Box<GateError>),
-    /// A held-out document could not be mapped.
+    /// A held-out document could not be mapped on trial.
     #[error(transparent)]
-    Execute(Box<ExecuteError>),
+    Trial(Box<TrialError>),
     /// A held-out document could not be measured.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -128,8 +116,8 @@ impl From<PairError> for FitError {
     }
 }
 
-impl From<ExecuteError> for FitError {
-    fn from(error: ExecuteError) -> FitError {
-        FitError::Execute(Box::new(error))
+impl From<TrialError> for FitError {
+    fn from(error: TrialError) -> FitError {
+        FitError::Trial(Box::new(error))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use kvmig_gate::{Candidate, DocumentOutcome, Evidence, Gate, Request};
+use kvmig_gate::{DocumentOutcome, Evidence, Gate};
 
 use super::{
     FitError, FitOptions, Progress, Stage, digest,
@@ -10,14 +10,13 @@ use super::{
     plan::Prompt,
 };
 use crate::{
-    cache::KvCache,
     device::Device,
-    engine::{Model, PrefillOptions, Session, TrialSession},
+    engine::{Model, PrefillOptions, Session},
     measure::{
         audit::{CONTINUATION, Native},
         summary::TextArms,
     },
-    migrate::{self, Mapper, Stages},
+    migrate::{self, Mapper, Setup},
     pair::Pair,
 };
 
@@ -38,7 +37,9 @@ impl<'a> Bench<'a> {
         prompts: &[Prompt],
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<(Evidence, Vec<(String, TextArms)>), FitError> {
-        let mapper = Mapper::load(self.pair, self.device)?;
+        let Bench { gate, device, source, target, pair } = *self;
+        let mapper = Mapper::load(pair, device)?;
+        let setup = Setup { gate, device, source, target, pair, mapper: &mapper, load_ms: 0.0 };
         let backend = self.device.info().backend;
         let precision = migrate::precision(self.source, self.target).to_owned();
         let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), precision };
@@ -54,7 +55,7 @@ impl<'a> Bench<'a> {
             if watch(Progress { stage: Stage::Evidence, done: entries.len(), total }).is_break() {
                 return Err(FitError::Interrupted { stage: Stage::Evidence.name(), file: path });
             }
-            let (outcome, text) = self.outcome(&mapper, &backend, prompt)?;
+            let (outcome, text) = self.outcome(&setup, prompt)?;
             let entry = Entry { tokens, outcome, text };
             log.push(entry.clone())?;
             entries.push(entry);
@@ -71,16 +72,11 @@ impl<'a> Bench<'a> {
         Ok((evidence, texts))
     }
 
-    fn outcome(
-        &self,
-        mapper: &Mapper,
-        backend: &str,
-        prompt: &Prompt,
-    ) -> Result<(DocumentOutcome, Option<TextArms>), FitError> {
+    fn outcome(&self, setup: &Setup<'_>, prompt: &Prompt) -> Result<(DocumentOutcome, Option<TextArms>), FitError> {
         let tokens = &prompt.tokens;
         let prefilled = self.source.prefill(tokens, PrefillOptions::default())?;
         let clock = Instant::now();
-        let (session, receipt) = self.map(mapper, backend, prompt, &prefilled.cache)?;
+        let (session, receipt) = migrate::trial(setup, tokens, Some(&prompt.domain), &prefilled.cache)?;
         let handoff_ms = clock.elapsed().as_secs_f64() * 1e3;
         let native = Native::run(self.target, tokens, CONTINUATION, &prompt.text)?;
         let on_text = |arm, session: &Session<'_>| match prompt.text.is_empty() {
@@ -118,35 +114,5 @@ impl<'a> Bench<'a> {
             reprefill_ms: native.prefill_ms(),
         };
         Ok((outcome, text))
-    }
-
-    fn map(
-        &self,
-        mapper: &Mapper,
-        backend: &str,
-        prompt: &Prompt,
-        cache: &KvCache,
-    ) -> Result<(TrialSession<'a>, kvmig_gate::Receipt), FitError> {
-        let pair = self.pair;
-        let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None };
-        let permit = self.gate.trial(&Request {
-            pair: pair.name(),
-            cache: migrate::facts(cache),
-            target: self.target.digest(),
-            domain: Some(&prompt.domain),
-            backend,
-            precision: migrate::precision(self.source, self.target),
-            mismatch: None,
-            candidates: vec![candidate],
-        })?;
-        let job = migrate::Job { cache, target: self.target, room: CONTINUATION };
-        let (trialled, receipt) = migrate::execute(permit, mapper, self.device, &job, &mut Stages::default())?;
-        match self.target.resume_trial(trialled, &prompt.tokens) {
-            Ok(session) => Ok((session, receipt)),
-            Err(error) => {
-                self.gate.failed(receipt, &error.to_string())?;
-                Err(error.into())
-            }
-        }
     }
 }

@@ -96,12 +96,7 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
-    let (found, expected) = (target.tokenizer().tokenizer_digest(), source.tokenizer().tokenizer_digest());
-    if found != expected {
-        let (source, target) = (source.name().to_owned(), target.name().to_owned());
-        return Err(FitError::Tokenizers { source_model: source, target_model: target, found, expected });
-    }
-    Ok(())
+    Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 
 fn choose_k(

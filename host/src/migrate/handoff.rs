@@ -13,17 +13,18 @@ use kvmig_gate::{
 use crate::{
     cache::KvCache,
     device::Device,
-    engine::{EngineError, Model, Precision, PrefillOptions, Progress, Sampling, Session},
+    engine::{EngineError, Model, OtherTokenizer, Precision, PrefillOptions, Progress, Sampling, Session},
     measure::audit,
     pair::Pair,
 };
 
 use super::{
-    ExecuteError, Mapper,
+    ExecuteError, Mapper, TrialError,
     answer::Answer,
     execute,
     flops::FlopCount,
     record::{Record, SCHEMA, Stages, Tokens},
+    trial,
 };
 
 /// Everything that outlives a request.
@@ -56,7 +57,8 @@ pub struct Ask<'a> {
     pub generate: usize,
     /// How they are chosen.
     pub sampling: Sampling,
-    /// Whether to re-prefill afterwards and measure what the migration was worth.
+    /// Whether to measure afterwards what the migration was worth, against the target's own prefill; or, where the gate refused
+    /// it, what it would have been worth.
     pub audit: bool,
 }
 
@@ -93,6 +95,9 @@ pub enum Event<'a> {
 /// A request that got no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoffError {
+    /// The two models read texts as different tokens: the prompt's would be nonsense to the target.
+    #[error(transparent)]
+    Tokenizers(#[from] OtherTokenizer),
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -125,6 +130,9 @@ pub enum Trouble {
     /// The audit failed.
     #[error("the answer was given, its audit failed: {0}")]
     Audit(#[from] audit::AuditError),
+    /// What was refused could not be tried.
+    #[error("the answer was given, the audit of what was refused failed: {0}")]
+    Trial(#[from] TrialError),
 }
 
 /// A request that was answered, as far as the caller let it.
@@ -134,6 +142,8 @@ pub struct Answered {
     pub record: Record,
     /// Whether the caller's callback asked to stop before the answer was complete.
     pub stopped: bool,
+    /// Whether an audit was asked for and there was nothing to measure: nothing was mapped, and nothing could be tried.
+    pub nothing_to_audit: bool,
     /// The first thing that went wrong beside the answer.
     pub trouble: Option<Trouble>,
 }
@@ -143,13 +153,14 @@ pub struct Answered {
 /// `each` sees every [`Event`]; an answer of `false` stops, with the ticket ended as far as it got.
 ///
 /// # Errors
-/// [`HandoffError`]. A mapper that fails is no error: the ordinary prefill runs, and the record says why. A ledger that can't be
+/// [`HandoffError`]; two models of different tokenizers are refused before anything runs. A mapper that fails is no error: the ordinary prefill runs, and the record says why. A ledger that can't be
 /// written once something was mapped is none either: the answer comes first, then [`Answered::trouble`].
 pub fn run(
     setup: &Setup<'_>,
     ask: Ask<'_>,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Answered, HandoffError> {
+    setup.target.tokenizer().check_sibling(setup.source.tokenizer())?;
     let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
     let clock = Instant::now();
     let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Prefilled { done, total }));
@@ -167,11 +178,14 @@ pub fn run(
         }
         Decision::Reprefill { ticket, reason, prediction } => {
             let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
-            Reached::natively(reprefill(setup, ask, &verdict, &mut ms, each)?, verdict)
+            let session = reprefill(setup, ask, &verdict, &mut ms, each)?;
+            let refused = Some(Refused { cache: Some(prefilled.cache) });
+            Reached { refused, ..Reached::natively(session, verdict) }
         }
         Decision::Stay { ticket, reason, prediction } => {
             let verdict = Verdict::new("stay", &ticket, &reason, prediction);
-            Reached::natively(setup.source.session(prefilled)?, verdict)
+            let session = setup.source.session(prefilled)?;
+            Reached { refused: Some(Refused { cache: None }), ..Reached::natively(session, verdict) }
         }
     };
     ms.close(millis(clock));
@@ -182,6 +196,7 @@ pub fn run(
 struct Reached<'m> {
     session: Session<'m>,
     receipt: Option<Receipt>,
+    refused: Option<Refused>,
     verdict: Verdict,
     hops: u32,
     trouble: Option<Trouble>,
@@ -189,8 +204,13 @@ struct Reached<'m> {
 
 impl<'m> Reached<'m> {
     fn natively(session: Session<'m>, verdict: Verdict) -> Reached<'m> {
-        Reached { session, receipt: None, verdict, hops: 0, trouble: None }
+        Reached { session, receipt: None, refused: None, verdict, hops: 0, trouble: None }
     }
+}
+
+/// A request that the gate refused, with the source's cache of it unless the source itself goes on from that.
+struct Refused {
+    cache: Option<KvCache>,
 }
 
 /// A decision, once its permit is spent.
@@ -215,16 +235,25 @@ impl Verdict {
 }
 
 fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, GateError> {
-    let pair = setup.pair;
-    let mismatch = pair.mismatch(setup.source, setup.target);
-    setup.gate.decide(&Request {
+    with_request(setup, ask.domain, cache, |request| setup.gate.decide(request))
+}
+
+/// Puts what the gate is asked together, for a decision and a trial alike.
+pub(super) fn with_request<T>(
+    setup: &Setup<'_>,
+    domain: Option<&str>,
+    cache: &KvCache,
+    answer: impl FnOnce(&Request<'_>) -> T,
+) -> T {
+    let Setup { source, target, pair, device, .. } = setup;
+    answer(&Request {
         pair: pair.name(),
         cache: facts(cache),
-        target: setup.target.digest(),
-        domain: ask.domain,
-        backend: &setup.device.info().backend,
-        precision: precision(setup.source, setup.target),
-        mismatch: mismatch.as_deref(),
+        target: target.digest(),
+        domain,
+        backend: &device.info().backend,
+        precision: precision(source, target),
+        mismatch: pair.mismatch(source, target).as_deref(),
         candidates: vec![Candidate {
             mapper: pair.mapper(),
             loaded: pair.loaded(),
@@ -280,7 +309,7 @@ fn migrate<'m>(
     let resumed = setup.target.resume_mapped(migrated, ask.tokens);
     ms.native_ends = millis(clock);
     match resumed {
-        Ok(session) => Ok(Reached { session, receipt: Some(receipt), verdict, hops, trouble: None }),
+        Ok(session) => Ok(Reached { receipt: Some(receipt), hops, ..Reached::natively(session, verdict) }),
         Err(error) => {
             let error = ExecuteError::Resume(error);
             let trouble = setup.gate.failed(receipt, &error.to_string()).err().map(Trouble::from);
@@ -335,7 +364,7 @@ fn finish(
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Answered, HandoffError> {
     let mut record = record(setup, ask, &reached, ms);
-    let Reached { mut session, mut receipt, verdict, mut trouble, .. } = reached;
+    let Reached { mut session, mut receipt, refused, verdict, mut trouble, .. } = reached;
     let prompt_logits = session.logits().to_vec();
     let spoken = match each(Event::Ready { record: &record, logits: &prompt_logits }) {
         true => speak(&mut session, ask, receipt.as_mut(), &mut record, &mut trouble, each),
@@ -349,19 +378,28 @@ fn finish(
             return Err(error.into());
         }
     };
-    let ended = match receipt {
-        Some(receipt) if going && ask.audit => {
-            each(Event::Auditing);
+    let auditing = going && ask.audit;
+    if auditing {
+        each(Event::Auditing);
+    }
+    // Each says whether there was something to audit.
+    let ended = match (receipt, refused) {
+        (Some(receipt), _) if auditing => {
             session.rewind(ask.tokens.len(), prompt_logits);
-            audit(setup, ask, &session, receipt, &mut record)
+            audit(setup, ask, &session, receipt, &mut record).map(|()| true)
         }
-        Some(receipt) => setup.gate.unaudited(receipt).map(drop).map_err(Trouble::from),
-        None => Ok(()),
+        (Some(receipt), _) => setup.gate.unaudited(receipt).map(|_| true).map_err(Trouble::from),
+        (None, Some(Refused { cache })) if auditing => {
+            drop(session);
+            trial::of_refused(setup, ask, cache, &mut record)
+        }
+        (None, _) => Ok(false),
     };
     let json = serde_json::to_value(&record).expect("a record has no map with non-string keys and no NaN");
     let kept = setup.gate.attach_record(&verdict.ticket, &json).map_err(Trouble::from);
+    let nothing_to_audit = auditing && matches!(ended, Ok(false));
     let trouble = trouble.or(ended.err()).or(kept.err());
-    Ok(Answered { record, stopped: !going, trouble })
+    Ok(Answered { record, stopped: !going, nothing_to_audit, trouble })
 }
 
 /// The record as far as it is known before the answer.
@@ -397,6 +435,7 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
         leverage: None,
         predicted: verdict.prediction.clone(),
         realised: None,
+        trial: None,
         miss: None,
         tokens,
         ms,
@@ -439,8 +478,8 @@ fn speak(
     Ok(each(Event::Text(&rest)) && going)
 }
 
-/// Measures what the migration was worth, and settles it.
-fn audit(
+/// Measures what a migration or its trial was worth, and settles it.
+pub(super) fn audit(
     setup: &Setup<'_>,
     ask: Ask<'_>,
     session: &Session<'_>,
@@ -449,7 +488,8 @@ fn audit(
 ) -> Result<(), Trouble> {
     match audit::audit(setup.target, session, ask.tokens) {
         Ok(audited) => {
-            record.ms.reprefill = Some(audited.reprefill_ms);
+            // Where it ran for the answer, that is its time.
+            record.ms.reprefill.get_or_insert(audited.reprefill_ms);
             record.realised = Some(audited.quality);
             record.miss = setup.gate.settle(receipt, &audited.quality)?.miss;
             Ok(())

@@ -37,8 +37,10 @@ pub struct Record {
     pub leverage: Option<Leverage>,
     /// What the gate expected.
     pub predicted: Option<kvmig_gate::Prediction>,
-    /// What an audit found.
+    /// What an audit found: of the migration, or of the trial of a refused one.
     pub realised: Option<Quality>,
+    /// Ticket of the trial that an audited request got instead of the migration it was refused.
+    pub trial: Option<String>,
     /// Whether it fell short of the bound.
     pub miss: Option<bool>,
     /// Tokens by how they were computed.

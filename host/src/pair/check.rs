@@ -173,11 +173,15 @@ fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairEr
     same(&weights, "tensors", loaded.weights().len(), 4 * target.layers, MEND)
 }
 
+/// Layers, KV heads and dimensions of a head at most: more than any model has, and few enough that no product of them with a
+/// number of layers to read overflows.
+const MOST: usize = 1 << 16;
+
 /// The first thing about a layout that no model has.
 fn layout_fault(layout: &CacheLayout) -> Option<(&'static str, String, String)> {
     let counts = [("layers", layout.layers), ("kv_heads", layout.kv_heads), ("head_dim", layout.head_dim)];
-    if let Some((field, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-        return Some((field, "0".to_owned(), "at least 1".to_owned()));
+    if let Some((field, count)) = counts.into_iter().find(|(_, count)| !(1..=MOST).contains(count)) {
+        return Some((field, count.to_string(), format!("1 to {MOST}")));
     }
     let dims = layout.rope.dims;
     if dims == 0 || !dims.is_multiple_of(2) || dims > layout.head_dim {
@@ -213,8 +217,11 @@ pub(super) fn evidence(
     Ok(Some(evidence))
 }
 
-/// The models that are there are those the pair was fitted for.
-pub(super) fn models(
+/// What is to be done about other models than a pair's.
+const MODELS: &str = "use the models that the pair was fitted for, or fit a pair for these";
+
+/// The models that are there read texts, lay out caches and rotate keys as those that the pair was fitted for.
+pub(super) fn kinds(
     label: &str,
     identity: &Identity,
     source: &ModelRecord,
@@ -222,18 +229,32 @@ pub(super) fn models(
 ) -> Result<(), PairError> {
     let manifest = file(label, MANIFEST);
     for (which, expected, found) in [("source", &identity.source, source), ("target", &identity.target, target)] {
-        let mend = "use the models that the pair was fitted for, or fit a pair for these";
         let field = |name: &str| format!("identity.{which}.{name} ({})", found.name);
-        same(&manifest, &field("tokenizer"), found.tokenizer, expected.tokenizer, mend)?;
+        same(&manifest, &field("tokenizer"), found.tokenizer, expected.tokenizer, MODELS)?;
         let CacheLayout { layers, kv_heads, head_dim, rope, elem: _ } = &found.layout;
         let shape = |layers, heads, dim| format!("{layers} layers of {heads} KV heads of {dim}");
         let (wanted, layout) = (&expected.layout, field("layout"));
         let expected_shape = shape(wanted.layers, wanted.kv_heads, wanted.head_dim);
-        same(&manifest, &layout, shape(*layers, *kv_heads, *head_dim), expected_shape, mend)?;
-        same(&manifest, &field("layout.rope"), format!("{rope:?}"), format!("{:?}", wanted.rope), mend)?;
-        same(&manifest, &field("digest"), found.digest, expected.digest, mend)?;
+        same(&manifest, &layout, shape(*layers, *kv_heads, *head_dim), expected_shape, MODELS)?;
+        same(&manifest, &field("layout.rope"), format!("{rope:?}"), format!("{:?}", wanted.rope), MODELS)?;
     }
     Ok(())
+}
+
+/// They are those very models.
+pub(super) fn models(
+    label: &str,
+    identity: &Identity,
+    source: &ModelRecord,
+    target: &ModelRecord,
+) -> Result<(), PairError> {
+    let manifest = file(label, MANIFEST);
+    [("source", &identity.source, source), ("target", &identity.target, target)].into_iter().try_for_each(
+        |(which, expected, found)| {
+            let field = format!("identity.{which}.digest ({})", found.name);
+            same(&manifest, &field, found.digest, expected.digest, MODELS)
+        },
+    )
 }
 
 fn same<T: PartialEq + Display>(

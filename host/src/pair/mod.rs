@@ -161,11 +161,21 @@ impl Pair {
         self.evidence.as_ref()
     }
 
+    /// Whether the two models that are there are of the kind that the pair was fitted for, whatever their weights: where they
+    /// are not, nobody can mean to use them with it.
+    ///
+    /// # Errors
+    /// [`PairError::Disagreement`] for another tokenizer, shape or rotation.
+    pub fn check_kind(&self, source: &Model, target: &Model) -> Result<(), PairError> {
+        check::kinds(&self.label, &self.manifest.identity, &ModelRecord::of(source), &ModelRecord::of(target))
+    }
+
     /// Holds the pair against the two models that are there.
     ///
     /// # Errors
     /// [`PairError::Disagreement`] for another model, tokenizer, shape or rotation than the pair was fitted for.
     pub fn check(&self, source: &Model, target: &Model) -> Result<(), PairError> {
+        self.check_kind(source, target)?;
         check::models(&self.label, &self.manifest.identity, &ModelRecord::of(source), &ModelRecord::of(target))
     }
 

@@ -2,11 +2,11 @@
 
 use kvmig::{
     bundled::Member,
-    engine::{Model, PrefillOptions, Sampling},
+    engine::{LoadOptions, Model, ModelSource, PrefillOptions, Sampling},
     migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, Trouble, run},
     pair::Pair,
 };
-use kvmig_gate::{State, TicketFilter};
+use kvmig_gate::{State, TicketFilter, TicketRow};
 use rusqlite::Connection;
 
 use crate::bench::{Recipe, Scene, load, prompt};
@@ -66,7 +66,7 @@ fn handed_over(
 fn as_if_nothing_had_been_tried(pair: impl FnOnce(&Model) -> Pair, reason: &str, states: &[State]) {
     let model = load(Member::Medium);
     let (scene, pair, ids) = (Scene::new(), pair(&model), prompt(&model, 200));
-    let (Answered { record, stopped, trouble }, answer) = handed_over(&scene, &model, &pair, &ids, &mut || {});
+    let (Answered { record, stopped, trouble, .. }, answer) = handed_over(&scene, &model, &pair, &ids, &mut || {});
     assert_eq!((record.decision, record.reason.as_str()), ("reprefill", reason), "{}", record.reason_text);
     assert_eq!((record.tokens.mapped, record.hops, stopped), (0, 0, false));
     assert!(trouble.is_none(), "{trouble:?}");
@@ -76,12 +76,14 @@ fn as_if_nothing_had_been_tried(pair: impl FnOnce(&Model) -> Pair, reason: &str,
     assert_eq!(rows[0].record.as_ref().unwrap()["text"], record.text);
 }
 
+/// A pair without evidence.
+fn unmeasured(model: &Model) -> Pair {
+    let folder = tempfile::tempdir().unwrap();
+    Recipe::identity(4, 8).draft(model).write(&folder.path().join("pair"), None, &[]).unwrap()
+}
+
 #[test]
 fn after_a_refusal() {
-    let unmeasured = |model: &Model| {
-        let folder = tempfile::tempdir().unwrap();
-        Recipe::identity(4, 8).draft(model).write(&folder.path().join("pair"), None, &[]).unwrap()
-    };
     as_if_nothing_had_been_tried(unmeasured, "no_evidence", &[State::Refused]);
 }
 
@@ -118,6 +120,74 @@ fn a_migrated_answer_says_so() {
     assert_eq!(text, own(&model, &ids).1, "the map is the identity");
 }
 
+/// What a request that got no migration shows of one when it is audited: quality and tickets, newest first.
+fn audited(pair: impl FnOnce(&Model) -> Pair, tokens: usize) -> (Answered, Vec<TicketRow>) {
+    let model = load(Member::Medium);
+    let (scene, pair, ids) = (Scene::new(), pair(&model), prompt(&model, tokens));
+    let mapper = Mapper::load(&pair, &scene.device).unwrap();
+    let Scene { gate, device, .. } = &scene;
+    let setup = Setup { gate, device, source: &model, target: &model, pair: &pair, mapper: &mapper, load_ms: 0.0 };
+    let ask = Ask { tokens: &ids, domain: None, generate: GENERATE, sampling: Sampling::Greedy, audit: true };
+    let answered = run(&setup, ask, &mut |_| true).unwrap();
+    assert_eq!(answered.record.text, own(&model, &ids).1, "an audit changes no answer");
+    let rows = gate.tickets(&TicketFilter::default()).unwrap();
+    (answered, rows)
+}
+
+/// Refused and staying alike: the map is tried, under a ticket of its own, and measured.
+#[test]
+fn what_was_refused_can_be_audited() {
+    let stays = |model: &Model| Recipe::identity(4, 8).judged(model, 1e-6);
+    for (pair, decision) in [(&unmeasured as &dyn Fn(&Model) -> Pair, "reprefill"), (&stays, "stay")] {
+        let (Answered { record, nothing_to_audit, trouble, .. }, rows) = audited(pair, 200);
+        assert_eq!((record.decision, nothing_to_audit), (decision, false), "{}", record.reason_text);
+        assert!(trouble.is_none(), "{trouble:?}");
+        let realised = record.realised.expect("the trial was measured");
+        assert!(realised.kl_nats < 1e-3 && record.ms.reprefill.is_some(), "the map is the identity: {realised:?}");
+        assert_eq!(rows.iter().map(|row| row.state).collect::<Vec<_>>(), [State::Settled, State::Refused]);
+        assert_eq!(record.trial.as_deref(), Some(rows[0].ticket.as_str()));
+        assert_eq!(rows[0].realised.as_ref().map(|quality| quality.kl_nats), Some(realised.kl_nats));
+    }
+}
+
+#[test]
+fn where_nothing_can_be_mapped_an_audit_says_so() {
+    let broken = |model: &Model| Recipe { values: f32::MAX, ..Recipe::identity(4, 8) }.admitted(model);
+    for (pair, tokens, state) in
+        [(&unmeasured as &dyn Fn(&Model) -> Pair, 10, State::Refused), (&broken, 200, State::Failed)]
+    {
+        let (Answered { record, nothing_to_audit, trouble, .. }, rows) = audited(pair, tokens);
+        assert!(nothing_to_audit && record.realised.is_none() && record.trial.is_none(), "{record:?}");
+        assert!(trouble.is_none(), "{trouble:?}");
+        assert_eq!(rows.iter().map(|row| row.state).collect::<Vec<_>>(), [state]);
+    }
+}
+
+/// The prompt's tokens would be nonsense to the target, whatever way it gets them.
+#[test]
+fn models_of_two_tokenizers_are_refused_before_anything_runs() {
+    let source = load(Member::Medium);
+    let ModelSource::Embedded { name, config, weights, tokenizer, .. } = Member::Medium.source() else {
+        panic!("the family is embedded")
+    };
+    let silent = ModelSource::Embedded { name, config, weights, tokenizer, tokenizer_config: None };
+    let target = Model::load(&silent, LoadOptions::default()).unwrap();
+    let (scene, pair) = (Scene::new(), Recipe::identity(4, 8).admitted(&source));
+    let mapper = Mapper::load(&pair, &scene.device).unwrap();
+    let Scene { gate, device, .. } = &scene;
+    let setup = Setup { gate, device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms: 0.0 };
+    let ids = prompt(&source, 200);
+    let ask = Ask { tokens: &ids, domain: None, generate: 1, sampling: Sampling::Greedy, audit: false };
+    let error = run(&setup, ask, &mut |event| panic!("{event:?}")).unwrap_err();
+    assert!(matches!(error, HandoffError::Tokenizers(_)), "{error}");
+    let message = error.to_string();
+    assert!(
+        message.contains("tokenizer.json") && message.contains("found tokens [], expected tokens [0]"),
+        "{message}"
+    );
+    assert!(gate.tickets(&TicketFilter::default()).unwrap().is_empty());
+}
+
 /// A caller that says no to one event.
 fn stopped_at(pair: &Pair, model: &Model, scene: &Scene, at: fn(&Event<'_>) -> bool) -> Result<Answered, HandoffError> {
     let (mapper, ids) = (Mapper::load(pair, &scene.device).unwrap(), prompt(model, 700));
@@ -151,7 +221,8 @@ fn who_stops_leaves_nothing_open() {
 
     for at in [|e: &Event<'_>| matches!(e, Event::Ready { .. }), |e: &Event<'_>| matches!(e, Event::Text(_))] {
         let scene = Scene::new();
-        let Answered { record, stopped, trouble } = stopped_at(&whole.admitted(&model), &model, &scene, at).unwrap();
+        let Answered { record, stopped, trouble, .. } =
+            stopped_at(&whole.admitted(&model), &model, &scene, at).unwrap();
         assert!(stopped && record.realised.is_none() && trouble.is_none(), "{trouble:?}");
         assert!(record.tokens.generated <= 1);
         assert_eq!(states(&scene), [State::Unaudited]);

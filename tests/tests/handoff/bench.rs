@@ -89,6 +89,12 @@ impl Recipe {
 
     /// The pair with evidence, made up, that every policy would take.
     pub(crate) fn admitted(self, model: &Model) -> Pair {
+        self.judged(model, 0.7)
+    }
+
+    /// The same, had the source been as far from the target as `source`, in nats of KL: closer than the map, and the gate stays
+    /// with it.
+    pub(crate) fn judged(self, model: &Model, source: f64) -> Pair {
         let draft = self.draft(model);
         let quality = |kl: f64| Quality {
             agreement: 1.0 - kl / 2.0,
@@ -105,7 +111,7 @@ impl Recipe {
             mapped: quality(1e-3),
             ends_only: quality(0.5),
             no_prefix: quality(1.3),
-            source: quality(0.7),
+            source: quality(source),
             handoff_ms: 10.0,
             reprefill_ms: 80.0,
         };

@@ -2,6 +2,7 @@
 
 mod gguf;
 mod hf;
+mod sibling;
 mod stream;
 
 use std::{
@@ -15,6 +16,7 @@ use super::EngineError;
 
 pub(super) use gguf::from_gguf;
 pub(super) use hf::from_hf;
+pub use sibling::OtherTokenizer;
 pub use stream::TextStream;
 
 /// A text whose tokens go into the digest: numbers, contractions, letters with and without accents, runs of spaces, line
@@ -29,6 +31,8 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     /// Put before every text, unless the tokenizer's own post-processing does it.
     bos: Option<u32>,
+    /// What every text starts with: the tokens of the empty one.
+    start: Vec<u32>,
     digest: Digest,
 }
 
@@ -36,7 +40,8 @@ impl Tokenizer {
     /// `bos` is put before a text that does not start with it already.
     fn new(file: &Path, inner: tokenizers::Tokenizer, bos: Option<u32>) -> Result<Tokenizer, EngineError> {
         let inner = Arc::new(inner);
-        let mut tokenizer = Tokenizer { file: file.to_owned(), inner, bos, digest: Digest::of(&[]) };
+        let mut tokenizer = Tokenizer { file: file.to_owned(), inner, bos, start: vec![], digest: Digest::of(&[]) };
+        tokenizer.start = tokenizer.encode("")?;
         tokenizer.digest = tokenizer.compute_digest()?;
         Ok(tokenizer)
     }
@@ -76,7 +81,7 @@ impl Tokenizer {
 
     /// What makes two models siblings: a digest over the vocabulary, the special ids and the tokens of a probe text, which
     /// depend on merges and on how a text is cut. The file format does not matter, nor do unused places that fill up a
-    /// vocabulary.
+    /// vocabulary; what a text starts with is compared beside it, by [`Tokenizer::check_sibling`].
     pub fn tokenizer_digest(&self) -> Digest {
         self.digest
     }
