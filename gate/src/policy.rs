@@ -93,7 +93,7 @@ impl Policy {
         Policy::try_from(parse::from_toml::<PolicySettings>(text)?)
     }
 
-    /// The settings as they were given.
+    /// The settings in full: the floor's default, which depends on the metric, is filled in.
     pub fn settings(&self) -> &PolicySettings {
         &self.settings
     }
@@ -115,8 +115,7 @@ impl Policy {
 
     /// The checked policy in full, defaults included, as the ledger keeps it.
     pub(crate) fn to_json(&self) -> String {
-        let complete = PolicySettings { floor: Some(self.floor), ..self.settings.clone() };
-        serde_json::to_string(&complete).expect("a checked policy holds only finite numbers")
+        serde_json::to_string(&self.settings).expect("a checked policy holds only finite numbers")
     }
 }
 
@@ -170,7 +169,7 @@ impl TryFrom<PolicySettings> for Policy {
             "1 to 31536000 (a year)",
             (1..=31_536_000).contains(&settings.lease_seconds),
         )?;
-        Ok(Policy { settings, floor })
+        Ok(Policy { settings: PolicySettings { floor: Some(floor), ..settings }, floor })
     }
 }
 

@@ -1,6 +1,11 @@
 //! The ledger from outside: looked into, and settled.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use kvmig::bundled;
 use kvmig_gate::{CacheFacts, Candidate, Decision, Digest, Gate, Policy, Request, Ticket};
@@ -106,4 +111,109 @@ fn an_impossible_quality_is_refused_and_the_ticket_stays_in_flight() {
     let output = settle(&quality("0.9", "0.01", "32"));
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), format!("{ticket} settled: within its bound\n"));
+}
+
+/// Names that SQLite would take for databases in memory: nothing migrates unrecorded.
+#[test]
+fn a_ledger_is_a_file_whatever_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |ledger: &str| {
+        let mut command = kvmig(folder.path());
+        command
+            .current_dir(folder.path())
+            .args(["run", "--device", "cpu", "-n", "1", "--prompt", "Hello", "--ledger", ledger]);
+        command.output().unwrap()
+    };
+    for name in [":memory:", "file:x?mode=memory", "file::memory:?cache=shared"] {
+        let output = run(name);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        assert!(folder.path().join(name).is_file(), "{name}");
+        let log = kvmig(folder.path())
+            .current_dir(folder.path())
+            .args(["gate", "log", "--json", "--ledger", name])
+            .output()
+            .unwrap();
+        let log: Value = serde_json::from_slice(&log.stdout).unwrap();
+        assert_eq!(log.as_array().map(Vec::len), Some(1), "{name}: {log:#}");
+    }
+    let output = run("");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--ledger") && output.stdout.is_empty(), "{}", stderr(&output));
+}
+
+/// Another user's ledger, or one on a medium that can't be written.
+#[cfg(unix)]
+#[test]
+fn a_read_only_ledger_can_be_looked_into() {
+    use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let scene = tempfile::tempdir().unwrap();
+    let folder = scene.path().join("ledgers");
+    fs::create_dir(&folder).unwrap();
+    let ledger = folder.join("ledger.sqlite");
+    let ticket = in_flight(&ledger);
+    // Both characters mean something in the name that SQLite is given.
+    let odd = folder.join("50% of ?.sqlite");
+    fs::copy(&ledger, &odd).unwrap();
+    // A copy that other users can get at, wherever the program was built.
+    let program = scene.path().join("kvmig");
+    fs::copy(kvmig(scene.path()).get_program(), &program).unwrap();
+    mode(scene.path(), 0o755);
+    mode(&folder, 0o555);
+    for path in [&ledger, &odd] {
+        mode(path, 0o444);
+        let mut command = Command::new(&program);
+        command.args(["gate", "show", ticket.as_str(), "--ledger"]).arg(path).stdin(Stdio::null());
+        // Root may write whatever the modes say, so that somebody else has to look.
+        if fs::OpenOptions::new().append(true).open(path).is_ok() {
+            command.uid(65_534).gid(65_534);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}: {}", path.display(), stderr(&output));
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(shown["ticket"], ticket.as_str());
+    }
+    mode(&folder, 0o755);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "something was made beside the ledgers");
+}
+
+/// Settling writes, so that it brings an older ledger up to date as `run` does; what goes wrong is told of the ledger then.
+#[test]
+fn settling_brings_an_older_ledger_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ledger, realised) = (folder.path().join("ledger.sqlite"), folder.path().join("realised.json"));
+    fs::write(&realised, r#"{"agreement": 0.9, "kl_nats": 0.1, "nll_gap_nats": 0.1, "n": 32}"#).unwrap();
+    let first = include_str!("../../gate/src/ledger/schema/0001_tickets.sql");
+    let sqlite = rusqlite::Connection::open(&ledger).unwrap();
+    sqlite.execute_batch(first).unwrap();
+    sqlite.pragma_update(None, "application_id", 0x6b76_6d67).unwrap();
+    sqlite.pragma_update(None, "user_version", 1).unwrap();
+    drop(sqlite);
+    let kvmig =
+        |args: &[&str]| kvmig(folder.path()).arg("gate").args(args).arg("--ledger").arg(&ledger).output().unwrap();
+    let ticket = "01jdw3k8x-7q2m9ab";
+    let looked = kvmig(&["show", ticket]);
+    assert!(stderr(&looked).contains("found schema 1"), "{}", stderr(&looked));
+    let output = kvmig(&["settle", ticket, "--realised", realised.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let message = stderr(&output);
+    assert!(message.starts_with("error: ledger ") && message.contains(&format!("no ticket {ticket}")), "{message}");
+    assert!(kvmig(&["log"]).status.success());
+}
+
+/// What `kvmig gate policy` prints is the whole policy: given back, it decides alike.
+#[test]
+fn a_policy_is_printed_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.toml");
+    let policy = |args: &[&str]| {
+        let output = kvmig(folder.path()).args(["gate", "policy"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let shipped = policy(&[]);
+    assert!(shipped.lines().any(|line| line == "floor = 0.25"), "{shipped}");
+    fs::write(&file, &shipped).unwrap();
+    assert_eq!(policy(&["--policy", file.to_str().unwrap()]), shipped);
+    assert_eq!(Policy::load(&file).unwrap().digest(), Policy::default().digest());
 }

@@ -22,12 +22,21 @@ const MIGRATIONS: [&str; 2] = [include_str!("schema/0001_tickets.sql"), include_
 
 const SCHEMA: i64 = MIGRATIONS.len() as i64;
 
+/// A name that SQLite takes for nothing but a file: `:memory:`, `file:` URIs and the empty name are databases that end with
+/// the process to it, and nothing migrates unrecorded. It is built to know URIs whatever the flags say, so that absolute paths,
+/// which are none, are what helps.
+fn plain(path: &Path) -> Result<PathBuf, LedgerError> {
+    std::path::absolute(path).map_err(|source| LedgerError::Open { path: path.to_owned(), source })
+}
+
 pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
+    let path = &*plain(path)?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         fs::create_dir_all(folder).map_err(|source| LedgerError::Open { path: path.to_owned(), source })?;
     }
     let wrong = |source| LedgerError::from_sqlite(path, source);
-    let mut connection = Connection::open(path).map_err(wrong)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(wrong)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(wrong)?;
     connection.pragma_update(None, "foreign_keys", true).map_err(wrong)?;
     // A stranger's file is left as it is: look before anything is written, the journal mode included.
@@ -45,6 +54,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
 /// can be, under a rule that no statement of ours does; where it can't be, and nobody else writes it (there is no log), it is
 /// read as it lies.
 pub(super) fn read(path: &Path) -> Result<Option<Connection>, LedgerError> {
+    let path = &*plain(path)?;
     match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LedgerError::Open { path: path.to_owned(), source }),

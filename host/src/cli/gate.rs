@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use kvmig_gate::{
-    Policy, Quality, State, Ticket, TicketFilter, TicketRow,
+    GateError, LedgerError, LedgerView, Policy, Quality, State, Ticket, TicketFilter, TicketRow,
     parse::{from_json, printable},
 };
 
@@ -150,12 +150,18 @@ fn settle(out: &mut impl Write, ticket: &Ticket, file: &Path, ledger: &LedgerArg
     let named = || format!("--realised {}", file.display());
     let bytes = std::fs::read(file).with_context(named)?;
     let realised: Quality = from_json(&bytes).with_context(named)?;
-    if ledger.look()?.is_none() {
-        bail!("ticket {ticket}: {}", ledger.nothing()?);
+    match LedgerView::open(&ledger.path()?) {
+        Ok(None) => bail!("ticket {ticket}: {}", ledger.nothing()?),
+        // Opened to be written, it is brought up to date.
+        Ok(Some(_)) | Err(LedgerError::Older { .. }) => {}
+        Err(error) => return Err(error.into()),
     }
     // What the promise was is in the ticket; no policy decides here.
     let gate = ledger.open_gate(Policy::default())?;
-    let settled = gate.settle_ticket(ticket, &realised).with_context(named)?;
+    let settled = match gate.settle_ticket(ticket, &realised) {
+        Err(error @ GateError::Impossible { .. }) => return Err(error).with_context(named),
+        other => other?,
+    };
     let verdict = match settled.miss {
         Some(true) => "a miss: worse than its bound",
         Some(false) => "within its bound",

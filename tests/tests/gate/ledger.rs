@@ -236,31 +236,6 @@ fn looking_changes_nothing() {
     assert_eq!(policies, 1);
 }
 
-/// Another user's ledger, or one on a medium that can't be written.
-#[cfg(unix)]
-#[test]
-fn a_read_only_ledger_can_be_looked_into() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    let scene = scene();
-    let ticket = scene.gate.decide(&request(&[])).unwrap().ticket().clone();
-    drop(scene.gate);
-    let folder = scene.path.parent().unwrap();
-    // Both characters mean something in the name that SQLite is given.
-    let odd = folder.join("50% of ?.sqlite");
-    fs::copy(&scene.path, &odd).unwrap();
-    for path in [&scene.path, &odd] {
-        mode(path, 0o444);
-    }
-    mode(folder, 0o555);
-    for path in [&scene.path, &odd] {
-        let seen = LedgerView::open(path).map(|view| view.unwrap().ticket(&ticket).unwrap().reason);
-        assert_eq!(seen.unwrap(), "no_candidate");
-    }
-    mode(folder, 0o755);
-    assert_eq!(names(folder).len(), 2, "{:?}", names(folder));
-}
-
 #[test]
 fn a_ledger_of_an_older_schema_is_not_brought_up_to_date_by_looking() {
     let scene = scene();

