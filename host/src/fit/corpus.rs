@@ -9,7 +9,7 @@ use std::{
 use kvmig_gate::Digest;
 
 use crate::{
-    measure::random::Random,
+    measure::{random::Random, summary::ALL},
     pair::{NameError, check_name},
 };
 
@@ -39,15 +39,32 @@ impl FromStr for CorpusFile {
                 CorpusFile { name, path }
             }
         };
-        check_name(&file.name)?;
+        check_domain(&file.name)?;
         Ok(file)
     }
 }
 
 /// A file whose domain has no name that people, policies and the ledger could use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("domain: {0}; give it one as NAME=FILE")]
-pub struct DomainError(#[from] NameError);
+pub enum DomainError {
+    /// It is no name at all.
+    #[error("domain: {0}; give it one as NAME=FILE")]
+    Name(#[from] NameError),
+    /// It is the name of the summary over every domain.
+    #[error("domain: found `{ALL}`, expected {}; give it another as NAME=FILE", Self::NOT_ALL)]
+    Taken,
+}
+
+impl DomainError {
+    /// What a domain may be called beside any name.
+    pub(super) const NOT_ALL: &str = "another name: it stands for all domains together";
+}
+
+/// Whether a domain can be called this.
+pub(super) fn check_domain(name: &str) -> Result<(), DomainError> {
+    check_name(name)?;
+    if name == ALL { Err(DomainError::Taken) } else { Ok(()) }
+}
 
 impl CorpusFile {
     /// Whether the file is there and a text: a look before models are loaded, which takes a while.
@@ -221,6 +238,9 @@ mod tests {
         assert_eq!(parse("letters=a/my letters.txt"), ("letters".into(), "a/my letters.txt".into()));
         let error = "a/my letters.txt".parse::<CorpusFile>().unwrap_err().to_string();
         assert!(error.contains("`my letters`") && error.contains("NAME=FILE"), "{error}");
+        // The summary over every domain has this name.
+        assert_eq!("a/all.txt".parse::<CorpusFile>(), Err(DomainError::Taken));
+        assert_eq!(parse("All=a/all.txt"), ("All".into(), "a/all.txt".into()));
     }
 
     #[test]

@@ -2,7 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::{corpus::CorpusFile, ridge::Lambda};
+use kvmig_gate::parse::printable;
+
+use super::{
+    corpus::{CorpusFile, DomainError, check_domain},
+    ridge::Lambda,
+};
 use crate::{
     cache::Elem,
     pair::{NameError, check_name},
@@ -102,7 +107,13 @@ impl FitOptions {
             let error = check_name(name).err()?;
             Some((field, format!("`{}`", error.found), NameError::EXPECTED.to_owned()))
         };
-        let domain = |corpus: &CorpusFile| named("domain", &corpus.name);
+        let domain = |corpus: &CorpusFile| {
+            let expected = match check_domain(&corpus.name).err()? {
+                DomainError::Name(_) => NameError::EXPECTED,
+                DomainError::Taken => DomainError::NOT_ALL,
+            };
+            Some(("domain", format!("`{}`", printable(&corpus.name)), expected.to_owned()))
+        };
         named("name", &self.name)
             .or_else(|| self.corpora.iter().chain(&self.held_out).find_map(domain))
             .or_else(|| at_least("stride", self.stride, 1))

@@ -18,7 +18,7 @@ pub(super) const TEXT: usize = 48;
 /// A document's prefix, to choose k on or to measure on.
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
-    /// Unique: domain and number.
+    /// Unique: domain and number, counted through the files of a domain.
     pub(super) id: String,
     pub(super) domain: String,
     pub(super) tokens: Vec<u32>,
@@ -56,7 +56,10 @@ impl Plan {
             let held_out = i >= fitted_count;
             let evidence = if held_out || options.held_out.is_empty() { options.evidence } else { 0 };
             let selection = if held_out || options.k.is_some() { 0 } else { options.selection };
-            plan.add(options, source, corpus, Wanted { calibrate: !held_out, selection, evidence }, &starts)?;
+            let alike = |other: &&Corpus| other.file.name == corpus.file.name;
+            let before = if held_out { &all[fitted_count..i] } else { &all[..i] };
+            let first = before.iter().filter(alike).map(|other| other.documents.len()).sum();
+            plan.add(options, source, corpus, Wanted { calibrate: !held_out, selection, evidence, first }, &starts)?;
         }
         plan.finish(options, source, target)
     }
@@ -68,6 +71,8 @@ struct Wanted {
     calibrate: bool,
     selection: usize,
     evidence: usize,
+    /// Number of its first document among those of its domain.
+    first: usize,
 }
 
 #[derive(Default)]
@@ -116,7 +121,7 @@ impl Draft {
             .into());
         }
         let prompt = |&i: &usize| Prompt {
-            id: format!("{}-{i}", corpus.file.name),
+            id: format!("{}-{}", corpus.file.name, wanted.first + i),
             domain: corpus.file.name.clone(),
             tokens: tokens[i][..options.context].to_vec(),
             text: tokens[i].get(options.context..options.context + TEXT).unwrap_or_default().to_vec(),

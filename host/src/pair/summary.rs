@@ -10,6 +10,9 @@ use crate::measure::summary::summarise;
 const ROUNDING: f64 = 1e-9;
 
 /// The first figure that is not what the documents give: its field, what was found and what was expected.
+///
+/// The intervals are made again with [`statistics`](crate::measure::statistics)' number of resamples and seed: whoever changes
+/// either counts [`FORMAT`](super::FORMAT) up.
 pub(super) fn lie(record: &EvidenceRecord, evidence: &kvmig_gate::Evidence) -> Option<(String, String, String)> {
     let (found, expected) = (json(&record.domains), json(&summarise(&evidence.documents)));
     difference("evidence.domains", &found, &expected).or_else(|| own_text(record))
