@@ -207,3 +207,32 @@ fn a_file_that_is_no_model_says_so() {
     fs::write(&file, "not a model").unwrap();
     assert!(matches!(load_error(&file, &["notes.txt", "magic"]), EngineError::Malformed { .. }));
 }
+
+/// A GGUF file of nothing but the divisors of the RoPE frequencies, which are read before any shape is known.
+fn rope_freqs(kind: u32, extents: &[u64]) -> Vec<u8> {
+    let name = b"rope_freqs.weight";
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend([1u64, 0].map(u64::to_le_bytes).concat());
+    bytes.extend((name.len() as u64).to_le_bytes());
+    bytes.extend(name);
+    bytes.extend((extents.len() as u32).to_le_bytes());
+    bytes.extend(extents.iter().flat_map(|extent| extent.to_le_bytes()));
+    bytes.extend(kind.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_gguf_tensor_of_no_elements_or_of_too_many_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("extents.gguf");
+    let (f32, q8_0, most) = (0, 8, u64::from(u32::MAX));
+    fs::write(&file, rope_freqs(f32, &[most; 4])).unwrap();
+    assert!(matches!(load_error(&file, &["extents.gguf", "rope_freqs.weight"]), EngineError::Truncated { .. }));
+    for (kind, extents) in [(q8_0, &[0][..]), (f32, &[0]), (q8_0, &[most - 31, 0])] {
+        fs::write(&file, rope_freqs(kind, extents)).unwrap();
+        let error = load_error(&file, &["extents.gguf", "rope_freqs.weight", "at least one element"]);
+        assert!(matches!(error, EngineError::Malformed { .. }), "{error}");
+    }
+}

@@ -74,9 +74,10 @@ impl<'a> Forecasts<'a> {
         let Some(evidence) = pair.evidence() else { return Forecasts(Vec::new()) };
         let answer = |domain: Option<&'a str>| {
             let of_domain = |document: &&DocumentOutcome| domain.is_none_or(|domain| document.domain == domain);
-            let tokens: Vec<usize> = evidence.documents.iter().filter(of_domain).map(|d| d.tokens).collect();
-            let mean = tokens.iter().sum::<usize>() / tokens.len().max(1);
-            (domain, policy.forecast(&like(pair, evidence, domain, mean)))
+            // Summed wide: lengths are whatever the file says.
+            let tokens: Vec<u128> = evidence.documents.iter().filter(of_domain).map(|d| d.tokens as u128).collect();
+            let mean = tokens.iter().sum::<u128>() / tokens.len().max(1) as u128;
+            (domain, policy.forecast(&like(pair, evidence, domain, mean as usize)))
         };
         Forecasts(evidence.domains().into_iter().map(Some).chain([None]).map(answer).collect())
     }

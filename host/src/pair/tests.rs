@@ -323,3 +323,15 @@ fn bytes_that_are_no_module() {
     replace(&folder.join(MANIFEST), &old, &Digest::of(b"no component").to_string());
     refused(&folder, &[MODULE, "not a valid component"]);
 }
+
+/// No product of what a manifest says overflows.
+#[test]
+fn a_layout_beyond_any_model_is_refused() {
+    for (field, written_as) in [("head_dim", "head_dim = 4"), ("kv_heads", "kv_heads = 1"), ("layers", "layers = 3")] {
+        for most in ["65537", "9223372036854775807"] {
+            let (_parent, folder) = written();
+            replace(&folder.join(MANIFEST), written_as, &format!("{field} = {most}"));
+            refused(&folder, &[MANIFEST, &format!("identity.source.layout.{field}"), most, "1 to 65536"]);
+        }
+    }
+}

@@ -121,6 +121,10 @@ fn rope_scaling(
 /// largest divisor; the others have the same values in every Llama 3 release, and the formula has to give back every
 /// divisor with them.
 fn llama3_from_factors(gguf: &Gguf, theta: f64, dims: usize, factors: &[f32]) -> Result<RopeScaling, EngineError> {
+    if factors.len() != dims / 2 {
+        let expected = format!("{} of them, one for each frequency of {dims} rotated dimensions", dims / 2);
+        return Err(gguf.malformed("rope_freqs.weight", &factors.len(), &expected));
+    }
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
     let scaling =
         RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 8192 };
@@ -135,4 +139,25 @@ fn llama3_from_factors(gguf: &Gguf, theta: f64, dims: usize, factors: &[f32]) ->
         }
     }
     Ok(scaling)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Divisors that no frequency has, and frequencies that have none.
+    #[test]
+    fn each_frequency_has_its_divisor() {
+        let file = Path::new("x.gguf");
+        let gguf = Gguf { file: file.into(), metadata: Default::default(), tensors: Default::default(), data: 0 };
+        let scaling = |count| llama3_from_factors(&gguf, 5e5, 64, &vec![1.0; count]);
+        assert!(matches!(scaling(32), Ok(RopeScaling::Llama3 { factor: 1.0, .. })));
+        for count in [0, 31, 33] {
+            let error = scaling(count).unwrap_err().to_string();
+            let expected = format!("x.gguf: rope_freqs.weight: found {count}, expected 32 of them");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
 }

@@ -83,11 +83,14 @@ impl<'a> Tensors<'a> {
             let expected = format!("a multiple of {}, the block of {kind:?}", kind.block_size());
             return Err(self.gguf.malformed(&field, &format!("rows of {width} elements"), &expected));
         }
-        // At most four extents below 2³², so that the product of two, rows and width, fits; more dimensions are not used.
+        // At most four extents below 2³²: their product fits, its bytes may not.
         let elements = tensor.shape.iter().map(|&n| n as u128).product::<u128>();
-        let length = elements / kind.block_size() as u128 * kind.type_size() as u128;
+        if elements == 0 {
+            return Err(self.gguf.malformed(&field, &tensor.shape, "at least one element"));
+        }
+        let length = (elements / kind.block_size() as u128).saturating_mul(kind.type_size() as u128);
         let start = u128::from(self.gguf.data) + u128::from(tensor.offset);
-        let end = start + length;
+        let end = start.saturating_add(length);
         if end > self.bytes.len() as u128 {
             return Err(EngineError::Truncated {
                 file: self.gguf.file.clone(),
