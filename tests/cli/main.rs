@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Read as _,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use serde_json::Value;
@@ -95,6 +95,11 @@ fn refused_is_as_if_nothing_had_been_tried() {
     assert_eq!(refused["decision"], "reprefill");
     assert_eq!(refused["tokens"]["mapped"], 0);
     assert!(refused["reason_text"].as_str().unwrap().contains("floor"), "{refused:#}");
+    // The bundled default audits itself: what was refused is tried, measured, and not served.
+    assert!(refused["realised"]["kl_nats"].as_f64().unwrap() < 0.25, "{refused:#}");
+    let shown = kvmig(folder.path()).args(["gate", "show", refused["trial"].as_str().unwrap()]).output().unwrap();
+    let trial: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!((trial["decision"].as_str(), trial["state"].as_str()), (Some("trial"), Some("settled")));
     let required = run(&["--require-migration"]);
     assert_eq!(required.status.code(), Some(1));
     let required: Value = serde_json::from_slice(&required.stdout).unwrap();
@@ -201,6 +206,25 @@ fn a_prompt_without_a_middle_is_prefilled() {
     let output = kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--prompt", "Hello"]).output().unwrap();
     let record = record(&output);
     assert_eq!((record["decision"].as_str(), record["reason"].as_str()), (Some("reprefill"), Some("nothing_to_map")));
+    let told = kvmig(folder.path()).args(["run", "--device", "cpu", "-n", "1", "--prompt", "Hello"]).output().unwrap();
+    assert!(stderr(&told).contains("audit       nothing was mapped, nothing to audit"), "{}", stderr(&told));
+}
+
+/// The answer goes to standard output; that nobody reads what is said beside it changes nothing.
+#[test]
+fn an_answer_is_given_though_nobody_reads_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = kvmig(folder.path());
+    command.args(["run", "--device", "cpu", "-n", "8", "--domain", "unknown"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && !stdout(&output).trim().is_empty(), "{}", output.status);
+    // Whereas who reads the answer may have had enough of it.
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && !stderr(&output).contains("error"), "{}", stderr(&output));
 }
 
 /// The answer comes first, on standard output as always; then what went wrong, and the exit code of an error.
@@ -225,13 +249,50 @@ fn a_ledger_that_fails_after_the_answer_does_not_keep_it() {
     assert_eq!(kept["realised"]["n"], whole["realised"]["n"], "what the audit found is not lost either");
 }
 
-/// One thread count for engine and mapper; that it was taken up shows in nothing but time.
+/// `kvmig run`, for an answer that takes a while, once that has begun.
+#[cfg(unix)]
+fn answering(command: &mut Command) -> Child {
+    command.args(["--device", "cpu", "-n", "500"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
+
+#[cfg(unix)]
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// One thread count for the whole process: many more than anyone would start unasked.
+#[cfg(target_os = "linux")]
 #[test]
-fn threads_are_the_processs() {
+fn threads_are_as_many_as_asked_for() {
     let folder = tempfile::tempdir().unwrap();
-    let output =
-        kvmig(folder.path()).args(["run", "--device", "cpu", "--json", "--threads", "1", "-n", "4"]).output().unwrap();
-    assert_eq!(record(&output)["decision"], "migrate");
+    let asked = 4 * std::thread::available_parallelism().unwrap().get() + 40;
+    let mut child = answering(kvmig(folder.path()).args(["run", "--threads", &asked.to_string()]));
+    let found = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
+    send("-INT", &child);
+    child.wait().unwrap();
+    assert!(found >= asked, "{found} threads, asked for {asked}");
+}
+
+/// `nohup` ignores SIGHUP for the program it starts, which leaves it so: a long fit outlives its terminal.
+#[cfg(unix)]
+#[test]
+fn who_was_told_to_ignore_a_hangup_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plain = kvmig(folder.path());
+    let mut told = Command::new("sh");
+    told.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(plain.get_program()).stdin(Stdio::null());
+    told.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let child = answering(told.arg("run"));
+    send("-HUP", &child);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+    let child = answering(plain.arg("run"));
+    send("-HUP", &child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), None, "ended by the signal: {}", stderr(&output));
 }
 
 /// Ctrl-C: the answer ends, and the ticket with it.
@@ -239,17 +300,9 @@ fn threads_are_the_processs() {
 #[test]
 fn an_interrupted_answer_leaves_no_open_ticket() {
     let folder = tempfile::tempdir().unwrap();
-    let mut child = kvmig(folder.path())
-        .args(["run", "--device", "cpu", "-n", "500"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     // The handler is there once the answer has begun.
-    let mut first = [0];
-    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    let child = answering(kvmig(folder.path()).arg("run"));
+    send("-INT", &child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("error: interrupted; ticket"), "{}", stderr(&output));

@@ -1,6 +1,13 @@
 //! Pairs: the bundled one by its name, and one that is fitted.
 
-use std::{fs, path::Path};
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kvmig::{bundled, pair::Draft, sandbox::bundled::RIDGE};
+use serde_json::Value;
 
 use crate::{kvmig, record, stderr, stdout};
 
@@ -55,26 +62,124 @@ fn an_unknown_domain_is_told_from_the_known() {
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
 }
 
-/// Passages to fit on, few and short.
-fn corpus(folder: &Path) -> String {
+/// A member of the bundled family in a folder, to be changed.
+fn member(folder: &Path, name: &str) -> PathBuf {
+    let (family, copy) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/family"), folder.join(name));
+    fs::create_dir(&copy).unwrap();
+    for file in [
+        &format!("{name}/config.json"),
+        &format!("{name}/model.safetensors"),
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        let from = family.join(file);
+        fs::copy(&from, copy.join(from.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut json = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    change(&mut json);
+    fs::write(file, serde_json::to_vec(&json).unwrap()).unwrap();
+}
+
+/// Models that a prompt or a pair can't be meant for: an error and no answer, where other weights of the same kind are refused
+/// by the gate.
+#[test]
+fn models_of_another_kind_are_an_error() {
+    let changes: [(&str, fn(&mut Value), &[&str]); 4] = [
+        // Two words change places: the same vocabulary, and every prompt with either is another one.
+        (
+            "tokenizer.json",
+            |json| {
+                let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+                let words: Vec<String> = vocab.keys().rev().take(2).cloned().collect();
+                let (a, b) = (vocab[&words[0]].clone(), vocab[&words[1]].clone());
+                (vocab[&words[0]], vocab[&words[1]]) = (b, a);
+            },
+            &["large/tokenizer.json: tokenizer: found ", "expected ", "bundled:medium/tokenizer.json", "use a sibling"],
+        ),
+        (
+            "tokenizer_config.json",
+            |json| json["add_bos_token"] = false.into(),
+            &["large/tokenizer.json: start of a text (BOS): found tokens [], expected tokens [0]", "use a sibling"],
+        ),
+        (
+            "config.json",
+            |json| json["rope_theta"] = 5e5.into(),
+            &["pair.toml: identity.target.layout.rope (large)", "500000", "10000", "fit a pair for these"],
+        ),
+        (
+            "config.json",
+            |json| json["rope_scaling"] = serde_json::json!({"rope_type": "linear", "factor": 4.0}),
+            &["pair.toml: identity.target.layout.rope (large)", "Linear", "fit a pair for these"],
+        ),
+    ];
+    for (file, change, needles) in changes {
+        let folder = tempfile::tempdir().unwrap();
+        let target = member(folder.path(), "large");
+        edit(&target.join(file), change);
+        let run = ["run", "--device", "cpu", "--prompt", "Hello", "--pair", "bundled", "--source", "bundled:medium"];
+        let output = kvmig(folder.path()).args(run).arg("--target").arg(&target).output().unwrap();
+        let message = stderr(&output);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{file}: {message}");
+        for needle in needles {
+            assert!(message.contains(needle), "{file}: `{needle}` is not in {message}");
+        }
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(!folder.path().join("kvmig").exists(), "nothing was decided, so that nothing is recorded");
+    }
+    // The pair's models, each in the other's place.
+    let folder = tempfile::tempdir().unwrap();
+    let run = ["run", "--device", "cpu", "--prompt", "Hello", "--pair", "bundled"];
+    let swapped = ["--source", "bundled:large", "--target", "bundled:medium"];
+    let output = kvmig(folder.path()).args(run).args(swapped).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("identity.source.layout (bundled:large): found 8 layers"), "{}", stderr(&output));
+}
+
+/// Evidence whose lengths no document has is shown and judged, and overflows nothing.
+#[test]
+fn absurd_evidence_is_no_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = bundled::default_pair().unwrap();
+    let mut evidence = pair.evidence().unwrap().clone();
+    evidence.documents.iter_mut().for_each(|document| document.tokens = usize::MAX);
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
+    let out = folder.path().join("absurd");
+    draft.write(&out, Some(evidence), &[]).unwrap();
+    for args in [&[][..], &["--json"]] {
+        let shown = kvmig(folder.path()).arg("pair").arg(&out).args(args).output().unwrap();
+        assert!(shown.status.success() && stderr(&shown).is_empty(), "{}", stderr(&shown));
+    }
+}
+
+/// Passages to fit on, few and short: two files of one domain.
+fn corpus(folder: &Path) -> [String; 2] {
     let texts = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/family/texts/prose.calib.txt");
     let text = fs::read_to_string(texts).unwrap();
     let short: Vec<String> =
         text.split("\n<|end|>\n").take(20).map(|p| p.trim_start().chars().take(900).collect()).collect();
-    let file = folder.join("prose.txt");
-    fs::write(&file, short.join("\n<|end|>\n")).unwrap();
-    file.display().to_string()
+    let file = |name: &str, passages: &[String]| {
+        let file = folder.join(name);
+        fs::write(&file, passages.join("\n<|end|>\n")).unwrap();
+        format!("prose={}", file.display())
+    };
+    [file("first.txt", &short[..10]), file("second.txt", &short[10..])]
 }
 
 #[test]
 fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
     let folder = tempfile::tempdir().unwrap();
-    let (corpus, out) = (corpus(folder.path()), folder.path().join("pair"));
+    let ([first, second], out) = (corpus(folder.path()), folder.path().join("pair"));
     let models = ["--source", "bundled:medium", "--target", "bundled:large"];
     let fit = |more: &[&str]| {
         let small = ["--context", "96", "--tokens", "2000", "--tail", "8", "--evidence", "3"];
         let mut command = kvmig(folder.path());
-        command.arg("fit").args(models).args(small).args(["--device", "cpu", "--corpus", &corpus, "--out"]).arg(&out);
+        command.arg("fit").args(models).args(small).args(["--device", "cpu", "--corpus", &first, "--corpus", &second]);
+        command.arg("--out").arg(&out);
         command.args(more).output().unwrap()
     };
     let refused = fit(&["--k", "7"]);
@@ -89,9 +194,16 @@ fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
     let (text, said) = (stdout(&fitted), stderr(&fitted));
     assert!(fitted.status.success(), "{said}");
     assert!(said.contains("warning: --evidence 3: the policy's min_evidence is 30"), "{said}");
-    for line in ["capture: 0 of ", "solve: 0 of 1", "evidence: 3 of 3 steps"] {
+    for line in ["capture: 0 of ", "solve: 0 of 1", "evidence: 6 of 6 steps"] {
         assert!(said.lines().any(|said| said.starts_with(line)), "no line `{line}` in\n{said}");
     }
-    let answers: Vec<&str> = text.lines().filter(|line| line.contains("reprefill: 3 held-out documents")).collect();
+    let answers: Vec<&str> = text.lines().filter(|line| line.contains("reprefill: 6 held-out documents")).collect();
     assert_eq!(answers.len(), 2, "one for the domain and one for none:\n{text}");
+
+    // Documents are numbered through the files of their domain: two of one name would make the evidence unsound.
+    let shown = kvmig(folder.path()).arg("pair").arg(&out).arg("--json").output().unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let documents = shown["evidence"]["documents"].as_array().unwrap();
+    let ids: HashSet<&str> = documents.iter().map(|document| document["id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), 6, "{ids:?}");
 }

@@ -1,5 +1,9 @@
 //! Ctrl-C: once, and a command that runs for long ends at its next safe place, with what it did written down; twice, and it
 //! ends at once.
+//!
+//! SIGTERM and SIGHUP are left as the system, or `nohup`, set them: a long fit outlives its terminal if it was told to. Ended by
+//! one of them, a process leaves nothing half-written either: a fit goes on from what it kept, and the ledger gives an open
+//! ticket up once its lease has run out.
 
 use std::{
     process,

@@ -40,7 +40,9 @@ pub(super) fn folder(folder: &Path, files: PairFiles<'_>) -> Result<(), PairErro
     let failed = |source: io::Error| PairError::Write { file: folder.to_owned(), source };
     let parent = folder.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(failed)?;
-    let draft = tempfile::Builder::new().prefix(".kvmig-pair-").tempdir_in(parent).map_err(failed)?;
+    let mut draft = tempfile::Builder::new();
+    as_readable_as_any(&mut draft);
+    let draft = draft.prefix(".kvmig-pair-").tempdir_in(parent).map_err(failed)?;
     let parts = [
         (MANIFEST, Some(files.manifest)),
         (MODULE, Some(files.module)),
@@ -60,18 +62,16 @@ pub(super) fn folder(folder: &Path, files: PairFiles<'_>) -> Result<(), PairErro
     fs::rename(draft.path(), folder).map_err(failed)?;
     // Renamed away: there is nothing left to remove under the old name.
     let _ = draft.keep();
-    allow_reading(folder).map_err(failed)
+    Ok(())
 }
 
-/// A temporary folder is its owner's alone; a pair is as readable as any other new folder.
+/// A temporary folder is its owner's alone; a pair is as readable as any other new folder: what the umask leaves of these.
 #[cfg(unix)]
-fn allow_reading(folder: &Path) -> io::Result<()> {
+fn as_readable_as_any(draft: &mut tempfile::Builder<'_, '_>) {
     use std::os::unix::fs::PermissionsExt as _;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
+    draft.permissions(fs::Permissions::from_mode(0o777));
 }
 
 /// Elsewhere a temporary folder inherits its parent's permissions.
 #[cfg(not(unix))]
-fn allow_reading(_: &Path) -> io::Result<()> {
-    Ok(())
-}
+fn as_readable_as_any(_: &mut tempfile::Builder<'_, '_>) {}
