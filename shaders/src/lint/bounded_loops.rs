@@ -2,9 +2,8 @@
 //! constant steps and a bound that the loop can't change (constants, arguments, uniforms, read-only storage, locals it
 //! doesn't store to), tested on every turn.
 //!
-//! **Why**: the host knows what a dispatch costs from its parameters alone, so that it can slice it before a watchdog ends it;
-//! and a host kernel may then go without the loop counter that naga adds to unbounded loops. Data must not decide how long
-//! a kernel runs: it may be poison.
+//! **Why**: the host knows what a dispatch costs from its parameters alone, so that it can slice it before a watchdog ends it.
+//! Data must not decide how long a kernel runs: it may be poison.
 //!
 //! **What breaks it**: `loop { if done { break; } … }`, a bound loaded from a `read_write` buffer, a step of `i *= 2u`. Steps
 //! that run away from their bound are not found: they end when the counter wraps.
