@@ -21,6 +21,15 @@ fn kvmig(folder: &Path) -> Command {
     command
 }
 
+/// The same, started by a shell that has done `first`.
+fn kvmig_after(first: &str, folder: &Path) -> Command {
+    let plain = kvmig(folder);
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{first}; exec \"$0\" \"$@\"")]).arg(plain.get_program()).stdin(Stdio::null());
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+}
+
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -281,15 +290,11 @@ fn threads_are_as_many_as_asked_for() {
 #[test]
 fn who_was_told_to_ignore_a_hangup_does() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plain = kvmig(folder.path());
-    let mut told = Command::new("sh");
-    told.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(plain.get_program()).stdin(Stdio::null());
-    told.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let child = answering(told.arg("run"));
+    let child = answering(kvmig_after("trap '' HUP", folder.path()).arg("run"));
     send("-HUP", &child);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
-    let child = answering(plain.arg("run"));
+    let child = answering(kvmig(folder.path()).arg("run"));
     send("-HUP", &child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), None, "ended by the signal: {}", stderr(&output));

@@ -9,7 +9,7 @@ use std::{
 use kvmig::{bundled, pair::Draft, sandbox::bundled::RIDGE};
 use serde_json::Value;
 
-use crate::{kvmig, record, stderr, stdout};
+use crate::{kvmig, kvmig_after, record, stderr, stdout};
 
 #[test]
 fn the_bundled_pair_has_a_name() {
@@ -177,7 +177,7 @@ fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
     let models = ["--source", "bundled:medium", "--target", "bundled:large"];
     let fit = |more: &[&str]| {
         let small = ["--context", "96", "--tokens", "2000", "--tail", "8", "--evidence", "3"];
-        let mut command = kvmig(folder.path());
+        let mut command = if cfg!(unix) { kvmig_after("umask 027", folder.path()) } else { kvmig(folder.path()) };
         command.arg("fit").args(models).args(small).args(["--device", "cpu", "--corpus", &first, "--corpus", &second]);
         command.arg("--out").arg(&out);
         command.args(more).output().unwrap()
@@ -193,6 +193,12 @@ fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
     let fitted = fit(&["--k", "1"]);
     let (text, said) = (stdout(&fitted), stderr(&fitted));
     assert!(fitted.status.success(), "{said}");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = fs::metadata(&out).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o750, "{mode:o}: the umask decides who may read a pair");
+    }
     assert!(said.contains("warning: --evidence 3: the policy's min_evidence is 30"), "{said}");
     for line in ["capture: 0 of ", "solve: 0 of 1", "evidence: 6 of 6 steps"] {
         assert!(said.lines().any(|said| said.starts_with(line)), "no line `{line}` in\n{said}");

@@ -1,7 +1,8 @@
 //! Caches as safetensors files: planes `layers.{l}.k` and `.v` of `[n_kv, T, d]`, `tokens` and `positions` of `[T]`, and
 //! a description in the metadata that says whose the cache is.
 //!
-//! A mapped cache is written with every hop it went through, and [`read`], which makes native caches, refuses it.
+//! A mapped cache is written with every hop it went through, and [`read`], which makes native caches, refuses it. The
+//! description is a label and no seal: who writes files by hand can call anything native.
 
 use std::{
     borrow::Cow,
