@@ -70,7 +70,8 @@ pub struct Permit<P: Purpose> {
     purpose: PhantomData<P>,
 }
 
-/// What a permit is bound to. Which model the cache is mapped for, and which of its slots, is not written here a second time:
+/// What a permit is bound to. The numbers that source and target compute in, and the device, are not in it: they say whether
+/// evidence applies, and are judged with the request. Which model the cache is mapped for, and which of its slots, is not written here a second time:
 /// the pair's identity fixes it, and the artifact's digest the identity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -179,6 +180,7 @@ impl<'a, P: Purpose> Redeemed<'a, P> {
     }
 
     /// Wraps the mapped cache, after the caller has checked that the device reported no error and every output was written.
+    /// The gate can't look into it: a cache says itself under which ticket it was made, and the decoder compares.
     pub fn complete<T>(self, cache: T) -> (P::Outcome<T>, Receipt) {
         let made = sealed::Made { cache, artifact: self.terms.artifact, ticket: self.lease.ticket().clone() };
         (P::outcome(made), Receipt { lease: self.lease })

@@ -18,8 +18,8 @@ pub(super) struct EngineArgs {
     /// Compute with quantised weights as they are, or with all weights as f32 (exact, four bytes a weight)
     #[arg(long, value_enum, default_value_t = PrecisionArg::Quantised)]
     precision: PrecisionArg,
-    /// Threads to compute with, in engine and mapper alike; products of quantised weights take theirs from RAYON_NUM_THREADS
-    /// [default: all]
+    /// Threads to compute with, in engine and mapper alike; models of quantised weights take theirs from the environment
+    /// (RAYON_NUM_THREADS) [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvmig_gate::{Migrated, Trialled};
+use kvmig_gate::{Migrated, Ticket, Trialled};
 
 use crate::cache::{CacheLayout, Elem, KvCache, KvPlanes, MappedCache};
 
@@ -50,9 +50,10 @@ impl Model {
     /// holds no logits.
     ///
     /// # Errors
-    /// [`EngineError::CacheMismatch`] for a cache of another model, layout or prompt, or one that was mapped to its end.
+    /// [`EngineError::CacheMismatch`] for a cache of another model, layout, prompt or ticket, or one that was mapped to its end.
     pub fn resume_mapped(&self, migrated: Migrated<MappedCache>, tokens: &[u32]) -> Result<Session<'_>, EngineError> {
-        self.resume_released(migrated.release(), tokens)
+        let ticket = migrated.ticket().clone();
+        self.resume_released(under(&ticket, migrated.release())?, tokens)
     }
 
     /// The same for a trial: held-out evaluation and audits, whose results are measured and never served.
@@ -64,7 +65,8 @@ impl Model {
         trialled: Trialled<MappedCache>,
         tokens: &[u32],
     ) -> Result<TrialSession<'_>, EngineError> {
-        self.resume_released(trialled.release(), tokens).map(TrialSession)
+        let ticket = trialled.ticket().clone();
+        self.resume_released(under(&ticket, trialled.release())?, tokens).map(TrialSession)
     }
 
     fn resume_released(&self, mut mapped: MappedCache, tokens: &[u32]) -> Result<Session<'_>, EngineError> {
@@ -123,6 +125,15 @@ impl Model {
         mismatch("head width", found.head_dim.to_string(), expected.head_dim.to_string())?;
         mismatch("RoPE", format!("{:?}", found.rope), format!("{:?}", expected.rope))
     }
+}
+
+/// A cache that the executor made under this very ticket: released from one migration, it can't be completed as another's.
+fn under(ticket: &Ticket, mapped: MappedCache) -> Result<MappedCache, EngineError> {
+    let (found, expected) = (mapped.provenance.hops.last().map_or("none", |hop| &hop.ticket), ticket.to_string());
+    if found == expected {
+        return Ok(mapped);
+    }
+    Err(EngineError::CacheMismatch { field: "ticket it was mapped under", found: found.to_owned(), expected })
 }
 
 /// The cache must be the prompt's, from its start, and leave its last token to the model.

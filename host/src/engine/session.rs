@@ -113,7 +113,8 @@ impl<'m> Session<'m> {
         self.logits = logits;
     }
 
-    /// Computes the last `rows` tokens once more for `observer` to see; the session stays what it is.
+    /// Computes the last `rows` tokens once more for `observer` to see. Their keys and values are
+    /// written anew, equal up to rounding: a batch of another size sums in another order.
     ///
     /// # Errors
     /// [`EngineError::NotFiniteLogits`].

@@ -55,7 +55,8 @@ impl Precision {
 pub struct LoadOptions {
     /// In which numbers to compute.
     pub precision: Precision,
-    /// Threads to compute with; all that the machine offers where it is `None`. The products of [`Precision::Quantised`]
-    /// run on the tensor library's own threads, whose number is set by `RAYON_NUM_THREADS` for the whole process.
+    /// Threads to compute with; all that the machine offers where it is `None`. A model most of whose weights are quantised
+    /// runs on the tensor library's own threads instead, whose number `CANDLE_NUM_THREADS` or else `RAYON_NUM_THREADS` sets
+    /// for the whole process.
     pub threads: Option<usize>,
 }

@@ -3,7 +3,10 @@
 //! A product and the loops around it must run on the same threads. The tensor library's workers stay awake for a while after a
 //! product: loops on other threads would contend with them for the cores, and would have to be woken some ten times a layer.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Mutex, PoisonError},
+};
 
 use candle_core::utils::barrier_pool;
 use rayon::prelude::*;
@@ -27,7 +30,11 @@ impl Team {
         }
     }
 
-    /// Calls `work` once for each item, in any order; returns when all are done.
+    /// Calls `work` once for each item, in any order; returns when all are done. `work` must neither multiply a quantised matrix
+    /// nor call a team: the tensor library's pool serves one loop at a time, and one inside it would wait for itself.
+    ///
+    /// # Panics
+    /// If `work` does.
     pub(super) fn each<T: Send>(self, items: Vec<T>, work: impl Fn(T) + Sync) {
         if items.len() < 2 {
             return items.into_iter().for_each(work);
@@ -38,9 +45,17 @@ impl Team {
                 // The pool hands out shared ranges of indices; each item is taken by the one who gets its index.
                 let items: Vec<Mutex<Option<T>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
                 let take = |item: &Mutex<Option<T>>| item.lock().unwrap_or_else(PoisonError::into_inner).take();
+                // A panic on its way through the pool would leave it unusable for the rest of the process.
+                let panic = Mutex::new(None);
                 barrier_pool().execute_chunked(items.len(), |range| {
-                    items[range].iter().filter_map(take).for_each(&work);
+                    let work = || items[range].iter().filter_map(take).for_each(&work);
+                    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+                        panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+                    }
                 });
+                if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                    resume_unwind(payload);
+                }
             }
         }
     }
@@ -57,6 +72,7 @@ impl Team {
         if to.len() < ALONE {
             return work(to, from);
         }
+        debug_assert_eq!(to.len() / to_width, from.len() / from_width, "rows of both sides");
         let piece = (to.len() / to_width).div_ceil(2 * self.threads()).max(1);
         let pieces = to.chunks_mut(piece * to_width).zip(from.chunks(piece * from_width)).collect();
         self.each(pieces, |(to, from): (&mut [f32], &[f32])| work(to, from));
@@ -66,6 +82,16 @@ impl Team {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_is_the_callers_and_leaves_the_team_usable() {
+        for team in [Team::Rayon, Team::Tensor] {
+            let boom = |i: usize| assert!(i != 3, "item {i}");
+            let caught = catch_unwind(|| team.each((0..16).collect(), boom)).unwrap_err();
+            assert_eq!(caught.downcast_ref::<String>().map(String::as_str), Some("item 3"), "{team:?}");
+            team.each((0..16).collect(), |_: usize| ());
+        }
+    }
 
     #[test]
     fn every_item_is_worked_on_once() {

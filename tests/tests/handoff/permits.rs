@@ -45,6 +45,32 @@ fn a_permit_is_for_one_target() {
     refused(|model, ids| (prefill(model, ids), Some(load(Member::MediumCode))), "ask anew for this model");
 }
 
+/// A cache that was only tried can't be passed off as what another permit made.
+#[test]
+fn a_cache_is_resumed_under_its_own_ticket() {
+    let model = load(Member::Medium);
+    let draft = Recipe::identity(4, 8).draft(&model);
+    let Scene { gate, device, .. } = &Scene::new();
+    let mapper = Mapper::load(draft.pair(), device).unwrap();
+    let ids = prompt(&model, 40);
+    let cache = prefill(&model, &ids);
+    let asked = request(draft.pair(), &cache, &model);
+    let permit = || gate.trial(&asked).unwrap();
+    let job = Job { cache: &cache, target: &model, room: 1 };
+    let tried = || execute(permit(), &mapper, device, &job, &mut Stages::default()).unwrap();
+    let (own, receipt) = tried();
+    model.resume_trial(own, &ids).unwrap();
+    gate.unaudited(receipt).unwrap();
+
+    let (tried, receipt) = tried();
+    gate.unaudited(receipt).unwrap();
+    let redeemed = permit().redeem(draft.pair().loaded(), asked.cache, asked.target).unwrap();
+    let (passed_off, receipt) = redeemed.complete(tried.release());
+    let error = model.resume_trial(passed_off, &ids).unwrap_err();
+    assert!(error.to_string().contains("ticket it was mapped under"), "{error}");
+    gate.failed(receipt, &error.to_string()).unwrap();
+}
+
 /// Which slots are native, the pair says; what comes out knows it, and the decoder asks nobody else.
 #[test]
 fn the_mapped_cache_knows_its_ends() {
