@@ -88,7 +88,8 @@ fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
 /// by the gate.
 #[test]
 fn models_of_another_kind_are_an_error() {
-    let changes: [(&str, fn(&mut Value), &[&str]); 4] = [
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change, &[&str]); 4] = [
         // Two words change places: the same vocabulary, and every prompt with either is another one.
         (
             "tokenizer.json",

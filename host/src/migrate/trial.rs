@@ -22,10 +22,17 @@ pub enum TrialError {
     Gate(#[from] GateError),
     /// The cache could not be mapped.
     #[error(transparent)]
-    Execute(#[from] ExecuteError),
+    Execute(Box<ExecuteError>),
     /// A model could not go on.
     #[error(transparent)]
     Engine(#[from] EngineError),
+}
+
+// Boxed, because it is large.
+impl From<ExecuteError> for TrialError {
+    fn from(error: ExecuteError) -> TrialError {
+        TrialError::Execute(Box::new(error))
+    }
 }
 
 /// Maps the source's `cache` of `tokens` under a permit to try it. The session can be scored, and not advanced.
