@@ -97,7 +97,7 @@ pub enum Event<'a> {
 pub enum HandoffError {
     /// The two models read texts as different tokens: the prompt's would be nonsense to the target.
     #[error(transparent)]
-    Tokenizers(#[from] OtherTokenizer),
+    Tokenizers(#[from] Box<OtherTokenizer>),
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -160,7 +160,7 @@ pub fn run(
     ask: Ask<'_>,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Answered, HandoffError> {
-    setup.target.tokenizer().check_sibling(setup.source.tokenizer())?;
+    setup.target.tokenizer().check_sibling(setup.source.tokenizer()).map_err(Box::new)?;
     let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
     let clock = Instant::now();
     let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Prefilled { done, total }));
