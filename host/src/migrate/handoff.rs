@@ -153,8 +153,9 @@ pub struct Answered {
 /// `each` sees every [`Event`]; an answer of `false` stops, with the ticket ended as far as it got.
 ///
 /// # Errors
-/// [`HandoffError`]; two models of different tokenizers are refused before anything runs. A mapper that fails is no error: the ordinary prefill runs, and the record says why. A ledger that can't be
-/// written once something was mapped is none either: the answer comes first, then [`Answered::trouble`].
+/// [`HandoffError`]; two models of different tokenizers are refused before anything runs. A mapper that fails is no error: the
+/// ordinary prefill runs, and the record says why. A ledger that can't be written once something was mapped is none either: the
+/// answer comes first, then [`Answered::trouble`].
 pub fn run(
     setup: &Setup<'_>,
     ask: Ask<'_>,
