@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvmig_gemm::{MatMut, MatRef, Threads, matmul, widest};
 use rayon::prelude::*;
 
-use super::{CpuError, long_enough, rows_per_task};
+use super::{CpuError, long_enough};
 use crate::check::Affine;
 
 /// Matrix product over the panel's blocks, bias and the target's rotation, into `target`. Weights
@@ -36,27 +36,17 @@ pub fn affine(
     let target = MatMut::planes(target, heads, p.head_stride as usize, tokens, dim, p.row_stride as usize, 1)?;
 
     // Blocks of rows are independent; a single one lets the product spread instead.
-    let rows = rows_per_task(tokens, rayon::current_num_threads());
-    let threads = if tokens <= rows { Threads::All } else { Threads::One };
-    by_rows(target, rows, tokens).into_par_iter().try_for_each_init(Scratch::default, |scratch, (rows, mut heads)| {
-        let Scratch { packed, product } = scratch;
+    let threads = if tokens <= TASK_ROWS { Threads::All } else { Threads::One };
+    by_rows(target, TASK_ROWS, tokens).into_par_iter().try_for_each_init(Vec::new, |product, (rows, mut heads)| {
+        // `[rows, width]`, before the rotation.
         product.clear();
         for _ in rows.clone() {
             product.extend_from_slice(&bias[..width]);
         }
-        let mut depth_done = 0;
-        for offsets in call.offsets().chunks((PACKED_DEPTH / block_width).max(1)) {
-            packed.clear();
-            for row in rows.clone() {
-                for &offset in offsets {
-                    packed.extend_from_slice(&panel[offset as usize + row * stride..][..block_width]);
-                }
-            }
-            let depth = offsets.len() * block_width;
-            let x = MatRef::row_major(packed, rows.len(), depth)?;
-            let w = MatRef::row_major(&weights[depth_done * width..], depth, width)?;
+        for (&offset, w) in call.offsets().iter().zip(weights.chunks_exact(block_width * width)) {
+            let x = MatRef::new(&panel[offset as usize + rows.start * stride..], rows.len(), block_width, stride, 1)?;
+            let w = MatRef::row_major(w, block_width, width)?;
             matmul(MatMut::row_major(product, rows.len(), width)?, 1.0, 1.0, x, w, threads)?;
-            depth_done += depth;
         }
         for (head, to) in heads.iter_mut().enumerate() {
             for (i, token) in rows.clone().enumerate() {
@@ -74,18 +64,8 @@ pub fn affine(
     })
 }
 
-/// Columns of the panel that a task packs at a time. The blocks lie far apart, on another page for every row: copied side by
-/// side first, they are fetched ahead and stay in cache, and several make one deep product.
-const PACKED_DEPTH: usize = 512;
-
-/// What a thread keeps from task to task.
-#[derive(Default)]
-struct Scratch {
-    /// Rows of the panel `[rows, depth]`.
-    packed: Vec<f32>,
-    /// Rows of the result `[rows, width]`, before the rotation.
-    product: Vec<f32>,
-}
+/// Rows of a task: a whole chunk of the mappers at hand, since every task packs the weights anew.
+const TASK_ROWS: usize = 256;
 
 /// Rows of a task, and those rows of every head.
 type Task<'a> = (Range<usize>, Vec<MatMut<'a, f32>>);

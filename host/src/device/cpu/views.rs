@@ -66,9 +66,11 @@ impl Views {
             table.resize(table.len().max(2), 0.0);
             table
         };
+        let (source_rope, target_rope) =
+            rayon::join(|| table(source.rope.table(job.positions)), || table(target.rope.table(job.positions)));
         Views {
-            source_rope: table(source.rope.table(job.positions)),
-            target_rope: table(target.rope.table(job.positions)),
+            source_rope,
+            target_rope,
             source: staged(job.source),
             target: staged(&*job.target),
             scratch: Vec::new(),
