@@ -7,7 +7,6 @@ use std::hint::black_box;
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use kvmig::{
     bundled::{self, default_pair},
-    cache::KvPlanes,
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, PrefillOptions},
     migrate::{Job, Mapper, Stages, execute, facts, precision},
@@ -30,8 +29,8 @@ fn handoff(criterion: &mut Criterion) {
     for tokens in [256, 512, 1024, 1500] {
         let ids = &all[..tokens];
         let cache = source.prefill(ids, PrefillOptions::default()).expect("prefill").cache;
-        let job = Job { cache: &cache, target: &target, room: 1 };
-        let map = || {
+        let map = |planes| {
+            let job = Job { cache: &cache, target: &target, planes };
             let permit = gate
                 .trial(&Request {
                     pair: pair.name(),
@@ -49,20 +48,27 @@ fn handoff(criterion: &mut Criterion) {
                     }],
                 })
                 .expect("trial");
-            let (mapped, receipt) = execute(permit, &mapper, &device, &job, &mut Stages::default()).expect("migration");
+            let (mapped, receipt) = execute(permit, &mapper, &device, job, &mut Stages::default()).expect("migration");
             gate.unaudited(receipt).expect("settled");
             mapped
         };
+        // Either way fills memory that was reserved before.
+        let reserve = || target.reserve(tokens + 1);
+        let prefill = |planes| {
+            let options = PrefillOptions { planes: Some(planes), ..PrefillOptions::default() };
+            target.prefill(ids, options).expect("prefill").logits
+        };
         group.bench_function(BenchmarkId::new("reprefill", tokens), |b| {
-            b.iter(|| black_box(target.prefill(ids, PrefillOptions::default()).expect("prefill").logits));
+            b.iter_batched(reserve, prefill, BatchSize::PerIteration);
         });
         group.bench_function(BenchmarkId::new("handoff", tokens), |b| {
-            b.iter(|| target.resume_trial(map(), ids).expect("resumed").logits()[0]);
+            let handoff = |planes| target.resume_trial(map(planes), ids).expect("resumed").logits()[0];
+            b.iter_batched(reserve, handoff, BatchSize::PerIteration);
         });
-        group.bench_function(BenchmarkId::new("map", tokens), |b| b.iter(|| black_box(map())));
-        group.bench_function(BenchmarkId::new("install", tokens), |b| {
-            b.iter_batched(|| (), |()| KvPlanes::zeros(target.layout().clone(), tokens + 1), BatchSize::PerIteration);
+        group.bench_function(BenchmarkId::new("map", tokens), |b| {
+            b.iter_batched(reserve, |planes| black_box(map(planes)), BatchSize::PerIteration);
         });
+        group.bench_function(BenchmarkId::new("reserve", tokens), |b| b.iter(reserve));
     }
     group.finish();
 }

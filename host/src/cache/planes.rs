@@ -1,6 +1,9 @@
 //! The storage of a cache: two planes a layer, each `[n_kv, capacity, d]`.
 
+use std::hint::black_box;
+
 use half::f16;
+use rayon::prelude::*;
 
 use super::{CacheLayout, Elem};
 
@@ -18,6 +21,14 @@ impl Plane {
         match elem {
             Elem::F32 => Plane::F32(vec![0.0; len]),
             Elem::F16 => Plane::F16(vec![f16::ZERO; len]),
+        }
+    }
+
+    fn touch(&mut self) {
+        // Behind the box the compiler can't see that they are zeroes already.
+        match self {
+            Plane::F32(v) => black_box(v).fill(0.0),
+            Plane::F16(v) => black_box(v).fill(f16::ZERO),
         }
     }
 
@@ -102,6 +113,14 @@ impl KvPlanes {
         let layer = || LayerKv { k: Plane::zeros(layout.elem, len), v: Plane::zeros(layout.elem, len) };
         let layers = (0..layout.layers).map(|_| layer()).collect();
         KvPlanes { layout, capacity, layers }
+    }
+
+    /// The same, in memory that the system has handed over: a zeroed page is otherwise found, page by page, when it is first
+    /// written to.
+    pub fn resident(layout: CacheLayout, capacity: usize) -> KvPlanes {
+        let mut planes = KvPlanes::zeros(layout, capacity);
+        planes.layers.par_iter_mut().flat_map_iter(|layer| [&mut layer.k, &mut layer.v]).for_each(Plane::touch);
+        planes
     }
 
     /// Shape and meaning.

@@ -30,6 +30,8 @@ pub struct PrefillOptions<'a> {
     pub chunk: usize,
     /// Tokens to keep room for behind the prompt.
     pub room: usize,
+    /// Memory to fill, from [`Model::reserve`]; then `elem` and `room` are what it was made with.
+    pub planes: Option<KvPlanes>,
     /// Called after each chunk; `Break` stops with [`EngineError::Cancelled`].
     pub progress: Option<&'a mut (dyn FnMut(Progress) -> ControlFlow<()> + Send)>,
     /// Sees queries and attention outputs of every chunk.
@@ -38,17 +40,18 @@ pub struct PrefillOptions<'a> {
 
 impl Default for PrefillOptions<'_> {
     fn default() -> Self {
-        PrefillOptions { elem: Elem::F32, chunk: CHUNK, room: 64, progress: None, observer: None }
+        PrefillOptions { elem: Elem::F32, chunk: CHUNK, room: 64, planes: None, progress: None, observer: None }
     }
 }
 
 impl fmt::Debug for PrefillOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PrefillOptions { elem, chunk, room, progress, observer } = self;
+        let PrefillOptions { elem, chunk, room, planes, progress, observer } = self;
         f.debug_struct("PrefillOptions")
             .field("elem", elem)
             .field("chunk", chunk)
             .field("room", room)
+            .field("planes", planes)
             .field("progress", &progress.is_some())
             .field("observer", &observer.is_some())
             .finish()
@@ -68,16 +71,29 @@ impl Model {
     /// Computes the cache of `tokens` and the logits behind the last of them.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenRange`], [`EngineError::Cancelled`].
-    pub fn prefill(&self, tokens: &[u32], options: PrefillOptions<'_>) -> Result<Prefilled, EngineError> {
+    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenRange`], [`EngineError::Cancelled`];
+    /// [`EngineError::CacheMismatch`] for reserved memory of another layout, or too little of it.
+    pub fn prefill(&self, tokens: &[u32], mut options: PrefillOptions<'_>) -> Result<Prefilled, EngineError> {
         self.check_tokens(tokens)?;
         let positions: Vec<u32> = (0..tokens.len() as u32).collect();
-        let planes = KvPlanes::zeros(self.config().layout(options.elem), tokens.len() + options.room);
+        let planes = match options.planes.take() {
+            Some(planes) => {
+                self.check_reserved(&planes, tokens.len())?;
+                planes
+            }
+            None => KvPlanes::zeros(self.config().layout(options.elem), tokens.len() + options.room),
+        };
         let mut cache = KvCache::new(planes, tokens.to_vec(), positions, self.digest());
         let slots: Vec<usize> = (0..tokens.len()).collect();
         let fill = Fill { tokens, positions: &cache.positions, slots: &slots };
         let logits = self.fill(&mut cache.planes, fill, options)?;
         Ok(Prefilled { logits, cache })
+    }
+
+    /// Memory for a cache of this model with room for `capacity` tokens, zeroed and resident. A serving engine has it before a
+    /// request comes; a prefill fills it, and so does a mapper.
+    pub fn reserve(&self, capacity: usize) -> KvPlanes {
+        self.on_threads(|| KvPlanes::resident(self.layout().clone(), capacity))
     }
 
     /// Computes `fill` into `planes`, whose other slots are filled, and returns the last row's logits.

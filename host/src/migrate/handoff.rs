@@ -11,7 +11,7 @@ use kvmig_gate::{
 };
 
 use crate::{
-    cache::KvCache,
+    cache::{KvCache, KvPlanes},
     device::Device,
     engine::{EngineError, Model, OtherTokenizer, Precision, PrefillOptions, Progress, Sampling, Session},
     measure::audit,
@@ -164,6 +164,9 @@ pub fn run(
     setup.target.tokenizer().check_sibling(setup.source.tokenizer()).map_err(Box::new)?;
     let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
     let clock = Instant::now();
+    let planes = reserve(setup.target, ask);
+    ms.reserve = millis(clock);
+    let clock = Instant::now();
     let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Prefilled { done, total }));
     let options = PrefillOptions { progress: Some(&mut progress), ..PrefillOptions::default() };
     let prefilled = setup.source.prefill(ask.tokens, options).map_err(|error| stopped(error, "source", None))?;
@@ -175,11 +178,11 @@ pub fn run(
     let reached = match decision {
         Decision::Migrate { permit, prediction, reason, .. } => {
             let verdict = Verdict::new("migrate", permit.ticket(), &reason, Some(prediction));
-            migrate(setup, ask, &prefilled.cache, permit, verdict, &mut ms, each)?
+            migrate(setup, ask, &prefilled.cache, planes, permit, verdict, &mut ms, each)?
         }
         Decision::Reprefill { ticket, reason, prediction } => {
             let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
-            let session = reprefill(setup, ask, &verdict, &mut ms, each)?;
+            let session = reprefill(setup, ask, planes, &verdict, &mut ms, each)?;
             let refused = Some(Refused { cache: Some(prefilled.cache) });
             Reached { refused, ..Reached::natively(session, verdict) }
         }
@@ -292,18 +295,22 @@ fn migrate<'m>(
     setup: &Setup<'m>,
     ask: Ask<'_>,
     cache: &KvCache,
+    planes: KvPlanes,
     permit: Permit<Live>,
     verdict: Verdict,
     ms: &mut Stages,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Reached<'m>, HandoffError> {
-    let job = execute::Job { cache, target: setup.target, room: room(setup.target, ask) };
+    let job = execute::Job { cache, target: setup.target, planes };
     let hops = permit.hops();
-    let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, &job, ms) {
+    let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, job, ms) {
         Ok(done) => done,
         Err(error) => {
             let verdict = verdict.failed(&error);
-            return Ok(Reached::natively(reprefill(setup, ask, &verdict, ms, each)?, verdict));
+            return Ok(Reached::natively(
+                reprefill(setup, ask, reserve(setup.target, ask), &verdict, ms, each)?,
+                verdict,
+            ));
         }
     };
     let clock = Instant::now();
@@ -315,7 +322,7 @@ fn migrate<'m>(
             let error = ExecuteError::Resume(error);
             let trouble = setup.gate.failed(receipt, &error.to_string()).err().map(Trouble::from);
             let verdict = verdict.failed(&error);
-            let session = reprefill(setup, ask, &verdict, ms, each)?;
+            let session = reprefill(setup, ask, reserve(setup.target, ask), &verdict, ms, each)?;
             Ok(Reached { trouble, ..Reached::natively(session, verdict) })
         }
     }
@@ -337,23 +344,24 @@ fn stopped(error: EngineError, model: &'static str, ticket: Option<&Ticket>) -> 
 fn reprefill<'m>(
     setup: &Setup<'m>,
     ask: Ask<'_>,
+    planes: KvPlanes,
     verdict: &Verdict,
     ms: &mut Stages,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Session<'m>, HandoffError> {
     let clock = Instant::now();
     let mut progress = |Progress { done, total }: Progress| go_on(each(Event::Reprefilled { done, total }));
-    let options =
-        PrefillOptions { room: room(setup.target, ask), progress: Some(&mut progress), ..PrefillOptions::default() };
+    let options = PrefillOptions { planes: Some(planes), progress: Some(&mut progress), ..PrefillOptions::default() };
     let prefilled = setup.target.prefill(ask.tokens, options);
     let prefilled = prefilled.map_err(|error| stopped(error, "target", Some(&verdict.ticket)))?;
     ms.reprefill = Some(millis(clock));
     Ok(setup.target.session(prefilled)?)
 }
 
-/// Tokens to keep room for behind the prompt: those that will be generated, as far as the model goes.
-fn room(model: &Model, ask: Ask<'_>) -> usize {
-    ask.generate.min(model.config().max_positions.saturating_sub(ask.tokens.len())) + 1
+/// Memory for the prompt and what will be generated, as far as the model goes; none for a prompt that it will refuse.
+fn reserve(model: &Model, ask: Ask<'_>) -> KvPlanes {
+    let behind = model.config().max_positions.checked_sub(ask.tokens.len());
+    model.reserve(behind.map_or(0, |behind| ask.tokens.len() + ask.generate.min(behind) + 1))
 }
 
 /// Answers, settles and writes the record down.

@@ -88,6 +88,9 @@ pub struct Stages {
     pub load: f64,
     /// Making the pair's weights resident on the device, once a process: part of `load`.
     pub weights: f64,
+    /// Reserving memory for the target's cache, before the source prefills. A map and an ordinary prefill fill it alike; a
+    /// serving engine has it before a request comes.
+    pub reserve: f64,
     /// The source's prefill.
     pub source_prefill: f64,
     /// The decision.
@@ -100,7 +103,7 @@ pub struct Stages {
     pub map: f64,
     /// Checking the outputs and bringing them back.
     pub readback: f64,
-    /// Making room for the target's cache and handing it to the decoder.
+    /// Handing the target's cache to the decoder.
     pub install: f64,
     /// The target's batch of native ends, and the first token.
     pub native_ends: f64,

@@ -3,7 +3,7 @@
 use kvmig_gate::{GateError, Receipt};
 
 use crate::{
-    cache::KvCache,
+    cache::{KvCache, KvPlanes},
     engine::{EngineError, PrefillOptions, TrialSession},
     measure::audit::CONTINUATION,
 };
@@ -35,7 +35,7 @@ impl From<ExecuteError> for TrialError {
     }
 }
 
-/// Maps the source's `cache` of `tokens` under a permit to try it. The session can be scored, and not advanced.
+/// Maps the source's `cache` of `tokens` into `planes` under a permit to try it. The session can be scored, and not advanced.
 ///
 /// # Errors
 /// [`TrialError`]; a ticket that was issued has ended as failed.
@@ -44,10 +44,11 @@ pub fn trial<'m>(
     tokens: &[u32],
     domain: Option<&str>,
     cache: &KvCache,
+    planes: KvPlanes,
 ) -> Result<(TrialSession<'m>, Receipt), TrialError> {
     let permit = with_request(setup, domain, cache, |request| setup.gate.trial(request))?;
-    let job = execute::Job { cache, target: setup.target, room: CONTINUATION };
-    let (trialled, receipt) = execute::execute(permit, setup.mapper, setup.device, &job, &mut Stages::default())?;
+    let job = execute::Job { cache, target: setup.target, planes };
+    let (trialled, receipt) = execute::execute(permit, setup.mapper, setup.device, job, &mut Stages::default())?;
     match setup.target.resume_trial(trialled, tokens) {
         Ok(session) => Ok((session, receipt)),
         Err(error) => {
@@ -67,7 +68,8 @@ pub(super) fn of_refused(
 ) -> Result<bool, Trouble> {
     let again = || setup.source.prefill(ask.tokens, PrefillOptions::default()).map(|prefilled| prefilled.cache);
     let cache = cache.map_or_else(again, Ok).map_err(TrialError::from)?;
-    let (session, receipt) = match trial(setup, ask.tokens, ask.domain, &cache) {
+    let planes = setup.target.reserve(ask.tokens.len() + CONTINUATION);
+    let (session, receipt) = match trial(setup, ask.tokens, ask.domain, &cache, planes) {
         Err(TrialError::Gate(GateError::NoTrial(_))) => return Ok(false),
         tried => tried?,
     };

@@ -18,8 +18,8 @@ fn identity_continues(head: usize, tail: usize, tokens: usize) {
     let ids = prompt(&model, tokens);
     let native = model.prefill(&ids, PrefillOptions::default()).unwrap();
     let permit = gate.trial(&request(draft.pair(), &native.cache, &model)).unwrap();
-    let job = Job { cache: &native.cache, target: &model, room: 32 };
-    let (trialled, receipt) = execute(permit, &mapper, device, &job, &mut Stages::default()).unwrap();
+    let job = Job { cache: &native.cache, target: &model, planes: model.reserve(ids.len() + 32) };
+    let (trialled, receipt) = execute(permit, &mapper, device, job, &mut Stages::default()).unwrap();
     let mapped = model.resume_trial(trialled, &ids).unwrap();
     assert!(mapped.mapped_by().is_some(), "a mapped cache says so");
 

@@ -21,8 +21,9 @@ fn refused(job: impl FnOnce(&Model, &[u32]) -> (kvmig::cache::KvCache, Option<Mo
     let ticket = permit.ticket().clone();
     let (other, target) = job(&model, &ids);
     let cache = if target.is_some() { &decided_on } else { &other };
-    let job = Job { cache, target: target.as_ref().unwrap_or(&model), room: 1 };
-    let error = execute(permit, &mapper, device, &job, &mut Stages::default()).unwrap_err();
+    let target = target.as_ref().unwrap_or(&model);
+    let job = Job { cache, target, planes: target.reserve(41) };
+    let error = execute(permit, &mapper, device, job, &mut Stages::default()).unwrap_err();
     assert_eq!(error.name(), "redeem_failed", "{error}");
     assert!(error.to_string().contains(word), "{error}");
     assert_eq!(gate.ticket(&ticket).unwrap().state, State::Failed);
@@ -56,8 +57,8 @@ fn a_cache_is_resumed_under_its_own_ticket() {
     let cache = prefill(&model, &ids);
     let asked = request(draft.pair(), &cache, &model);
     let permit = || gate.trial(&asked).unwrap();
-    let job = Job { cache: &cache, target: &model, room: 1 };
-    let tried = || execute(permit(), &mapper, device, &job, &mut Stages::default()).unwrap();
+    let job = || Job { cache: &cache, target: &model, planes: model.reserve(41) };
+    let tried = || execute(permit(), &mapper, device, job(), &mut Stages::default()).unwrap();
     let (own, receipt) = tried();
     model.resume_trial(own, &ids).unwrap();
     gate.unaudited(receipt).unwrap();
@@ -81,8 +82,8 @@ fn the_mapped_cache_knows_its_ends() {
         let draft = Recipe::identity(head, tail).draft(&model);
         let mapper = Mapper::load(draft.pair(), device).unwrap();
         let permit = gate.trial(&request(draft.pair(), &cache, &model)).unwrap();
-        let job = Job { cache: &cache, target: &model, room: 1 };
-        let (trialled, receipt) = execute(permit, &mapper, device, &job, &mut Stages::default()).unwrap();
+        let job = Job { cache: &cache, target: &model, planes: model.reserve(41) };
+        let (trialled, receipt) = execute(permit, &mapper, device, job, &mut Stages::default()).unwrap();
         let mapped = trialled.release();
         assert_eq!(mapped.mapped_slots(), head..40 - tail);
         assert_eq!(mapped.provenance().model, model.digest());
