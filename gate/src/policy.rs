@@ -24,7 +24,8 @@ pub struct PolicySettings {
     pub floor: Option<f64>,
     /// Share of requests whose realised quality may fall short of what was promised.
     pub alpha: f64,
-    /// Chance of a false alarm at which a (pair, mapper) is quarantined.
+    /// Chance of a false alarm at which a (pair, mapper) is quarantined. This and the next two are written down with every
+    /// decision, and acted on by nobody yet: there is no recalibration and no sampled audit.
     pub delta: f64,
     /// Share of requests that are audited after the answer went out.
     pub audit_rate: f64,
