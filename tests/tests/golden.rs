@@ -135,6 +135,28 @@ fn gguf_models_give_transformers_logits_caches_and_text() {
     }
 }
 
+/// Scores instead of merges, a space before the text, bytes for what no piece covers.
+#[test]
+fn gguf_pieces_give_sentencepieces_ids_and_texts() {
+    let (file, strings) = golden::sentencepiece().unwrap();
+    let model = load(&Location::Path(file), Precision::Dequantised);
+    let tokenizer = model.tokenizer();
+    assert!(strings.len() > 12 && strings.iter().any(|string| string.ids.len() > 300));
+    for string in &strings {
+        let ids = tokenizer.encode_continuation(&string.text).unwrap();
+        assert_eq!(ids, string.ids, "{:?}", string.text);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), string.text);
+        let mut stream = tokenizer.stream();
+        let pushed: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+        assert_eq!(pushed + &stream.finish().unwrap(), string.text);
+    }
+    // Files of this kind start a text with BOS unless they say otherwise.
+    assert_eq!(
+        tokenizer.encode("the").unwrap(),
+        [&[1], tokenizer.encode_continuation("the").unwrap().as_slice()].concat()
+    );
+}
+
 /// Mean KL(dequantised ‖ quantised) in nats, over the positions behind the first. The 8-bit products round each block of 256
 /// activations to 8 bits, a relative error of about 1/250 of the largest; what that does to a distribution is measured, not
 /// derived: 3e-3 on the 1.5B model that is quantised throughout, a hundredth of what the shipped policy lets a migration

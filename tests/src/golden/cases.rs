@@ -155,6 +155,16 @@ pub fn gguf() -> Result<Vec<Case>, GoldenError> {
     listed("gguf")
 }
 
+/// `gguf/sentencepiece.gguf`, and SentencePiece's ids of a few texts, as of ones that continue nothing, with the text that it
+/// makes of them.
+///
+/// # Errors
+/// If a file is missing or malformed; it is named.
+pub fn sentencepiece() -> Result<(PathBuf, Vec<TokenIds>), GoldenError> {
+    let strings = json(&folder().join("gguf/sentencepiece.json"))?;
+    Ok((folder().join("gguf/sentencepiece.gguf"), strings))
+}
+
 /// `gguf/elements.gguf`, and the values of each of its tensors by name, row-major f32.
 ///
 /// # Errors

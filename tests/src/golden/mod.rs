@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub use answer::{Answer, KvSample, LastRow, Patch};
 pub use cases::{
     Case, Location, RealCase, RealModel, Refused, RopeCase, RopeScaling, TokenIds, elements, engine, gguf, real_models,
-    refused, rope,
+    refused, rope, sentencepiece,
 };
 pub use error::GoldenError;
 

@@ -27,6 +27,7 @@ pub(super) enum Value {
     Text(String),
     Texts(Vec<String>),
     Wholes(Vec<i64>),
+    Reals(Vec<f32>),
     /// An array of another kind, of this many elements.
     Other(usize),
 }
@@ -158,6 +159,14 @@ impl Gguf {
         }
     }
 
+    pub(super) fn reals(&self, key: &str) -> Result<&[f32], EngineError> {
+        match self.get(key) {
+            None => Err(self.absent(key, "a list of numbers")),
+            Some(Value::Reals(numbers)) => Ok(numbers),
+            Some(other) => Err(self.malformed(key, other, "a list of numbers in single precision")),
+        }
+    }
+
     pub(super) fn malformed(&self, key: &str, found: &dyn std::fmt::Debug, expected: &str) -> EngineError {
         let mut found = format!("{found:?}");
         if let Some((cut, _)) = found.char_indices().nth(80) {
@@ -193,6 +202,13 @@ fn read_value(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, EngineError> 
                 numbers.push(i64::try_from(n).unwrap_or(i64::MAX));
             }
             Ok(Value::Wholes(numbers))
+        }
+        6 => {
+            let mut numbers = Vec::new();
+            for _ in 0..count {
+                numbers.push(f32::from_le_bytes(cursor.array(key)?));
+            }
+            Ok(Value::Reals(numbers))
         }
         _ => {
             for _ in 0..count {

@@ -2,6 +2,7 @@
 
 mod gguf;
 mod hf;
+mod pieces;
 mod sibling;
 mod stream;
 
