@@ -85,7 +85,9 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let prompt = prompt(&args)?;
     if prompt.is_empty() {
-        bail!("the prompt is empty: give --prompt TEXT or --prompt-file FILE");
+        let given =
+            args.prompt_file.as_ref().map_or("--prompt".into(), |file| format!("--prompt-file {}", file.display()));
+        bail!("{given}: found nothing, expected a text to answer");
     }
     let policy = args.policy.load()?;
     let (source, target) = args.models()?;

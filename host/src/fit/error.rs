@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use kvmig_gate::GateError;
 
-use super::{LogError, corpus::CorpusError, linalg::LinalgError, state::StateError};
+use super::{LockError, LogError, corpus::CorpusError, linalg::LinalgError, state::StateError};
 use crate::{
     engine::{EngineError, OtherTokenizer},
     measure::audit::AuditError,
@@ -25,6 +25,9 @@ pub enum FitError {
         /// What can be.
         expected: String,
     },
+    /// Somebody else fits into this place, or it can't be locked.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// The models are no siblings.
     #[error(transparent)]
     Tokenizers(#[from] OtherTokenizer),

@@ -54,10 +54,15 @@ pub(super) struct Log {
 }
 
 impl Log {
+    /// Whether what is at `path` may become a log; nothing is changed.
+    pub(super) fn check(path: &Path) -> Result<(), LogError> {
+        read(path, None).map(drop).map_err(|source| LogError { file: path.to_owned(), source })
+    }
+
     /// Opens the log of `subject`. One of another subject is begun anew; a line that an interrupt cut short is dropped.
     pub(super) fn open(path: &Path, subject: &Subject) -> Result<Log, LogError> {
         let failed = |source| LogError { file: path.to_owned(), source };
-        let entries = read(path, subject).map_err(failed)?;
+        let entries = read(path, Some(subject)).map_err(failed)?;
         let mut text = line(subject);
         entries.iter().for_each(|entry| text.push_str(&line(entry)));
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -87,15 +92,19 @@ fn line<T: Serialize>(value: &T) -> String {
     format!("{json}\n")
 }
 
-fn read(path: &Path, subject: &Subject) -> io::Result<Vec<Entry>> {
+fn read(path: &Path, subject: Option<&Subject>) -> io::Result<Vec<Entry>> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     let mut lines = io::BufReader::new(file).lines();
-    let first = lines.next().transpose()?.unwrap_or_default();
-    if serde_json::from_str::<Subject>(&first).ok().as_ref() != Some(subject) {
+    let Some(first) = lines.next().transpose()? else { return Ok(Vec::new()) };
+    // What is replaced or removed in the end must be ours.
+    let Ok(found) = serde_json::from_str::<Subject>(&first) else {
+        return Err(io::Error::other("it begins like no evidence of this version; remove it, or choose another --out"));
+    };
+    if subject.is_some_and(|subject| found != *subject) {
         return Ok(Vec::new());
     }
     let mut entries = Vec::new();
@@ -152,6 +161,20 @@ mod tests {
         assert_eq!(log.find("code-3", Digest::of(b"another text")), None);
         drop(log);
         let other = Subject { artifact: Digest::of(b"b"), ..subject };
+        Log::check(&path).unwrap();
         assert!(Log::open(&path, &other).unwrap().entries.is_empty(), "evidence of another artifact is not taken over");
+    }
+
+    #[test]
+    fn a_file_of_somebody_elses_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let subject = Subject { artifact: Digest::of(b"a"), backend: "cpu".into(), precision: "dequantised".into() };
+        for (name, content) in [("notes", &b"my notes\n"[..]), ("json", b"{\"my\":1}\n"), ("binary", b"\xff\xfe\n")] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            assert!(Log::check(&path).is_err() && Log::open(&path, &subject).is_err(), "{name}");
+            assert_eq!(std::fs::read(&path).unwrap(), content);
+        }
+        Log::check(&folder.path().join("absent")).unwrap();
     }
 }

@@ -10,6 +10,7 @@ pub mod corpus;
 mod error;
 mod evidence;
 pub mod linalg;
+mod lock;
 mod log;
 pub mod moments;
 mod options;
@@ -25,6 +26,7 @@ use kvmig_gate::{Digest, Gate};
 
 pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
+pub use lock::LockError;
 pub use log::LogError;
 pub use options::{FitOptions, Progress, Stage};
 
@@ -37,6 +39,8 @@ use crate::{
     },
 };
 use evidence::Bench;
+use lock::Lock;
+use log::Log;
 use moments::Moments;
 use plan::Plan;
 use ridge::LayerMap;
@@ -59,6 +63,7 @@ pub fn fit(
     device: &Device,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Pair, FitError> {
+    let _lock = Lock::take(options.lock_file())?;
     check(options, source, target)?;
     let plan = Plan::new(options, source, target)?;
     let state = capture::capture(options, &plan, source, target, watch)?;
@@ -96,6 +101,7 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
+    Log::check(&options.evidence_log())?;
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 

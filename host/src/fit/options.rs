@@ -89,6 +89,11 @@ impl FitOptions {
         self.beside("evidence.jsonl")
     }
 
+    /// The file that keeps other fits out of this place.
+    pub(super) fn lock_file(&self) -> PathBuf {
+        self.beside("lock")
+    }
+
     fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.out.file_name().unwrap_or(self.out.as_os_str()).to_owned();
         name.push(".");

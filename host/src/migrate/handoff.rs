@@ -177,8 +177,9 @@ pub fn run(
     ms.gate = millis(clock);
     let reached = match decision {
         Decision::Migrate { permit, prediction, reason, .. } => {
+            let job = execute::Job { cache: &prefilled.cache, target: setup.target, planes };
             let verdict = Verdict::new("migrate", permit.ticket(), &reason, Some(prediction));
-            migrate(setup, ask, &prefilled.cache, planes, permit, verdict, &mut ms, each)?
+            migrate(setup, ask, job, permit, verdict, &mut ms, each)?
         }
         Decision::Reprefill { ticket, reason, prediction } => {
             let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
@@ -294,14 +295,12 @@ pub fn precision(source: &Model, target: &Model) -> &'static str {
 fn migrate<'m>(
     setup: &Setup<'m>,
     ask: Ask<'_>,
-    cache: &KvCache,
-    planes: KvPlanes,
+    job: execute::Job<'_>,
     permit: Permit<Live>,
     verdict: Verdict,
     ms: &mut Stages,
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Reached<'m>, HandoffError> {
-    let job = execute::Job { cache, target: setup.target, planes };
     let hops = permit.hops();
     let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, job, ms) {
         Ok(done) => done,

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use kvmig_gate::{DocumentOutcome, Quality};
+use kvmig_gate::{DocumentOutcome, PairIdentity, Quality};
+use safetensors::{Dtype, tensor::TensorView};
 
 use super::*;
 use crate::{
@@ -252,6 +253,23 @@ fn numbers_that_overflow_half_precision_are_refused() {
     let maps = ridge::fit(&moments, &[vec![0]], Lambda { value: 0.0, ..Lambda::default() }).unwrap();
     assert!(matches!(encode_weights(&maps, Elem::F16), Err(PairError::NotFinite { index: 0, .. })));
     assert!(encode_weights(&maps, Elem::F32).is_ok());
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused() {
+    for (dtype, bytes) in [
+        (Dtype::F32, [1.0f32, f32::NAN].map(f32::to_le_bytes).concat()),
+        (Dtype::F32, [1.0, f32::NEG_INFINITY].map(f32::to_le_bytes).concat()),
+        (Dtype::F16, [0x3c00u16, 0x7e01].map(u16::to_le_bytes).concat()),
+    ] {
+        let view = TensorView::new(dtype, vec![2], &bytes).unwrap();
+        let file = safetensors::serialize([("layers.3.k.bias", view)], None).unwrap();
+        let nobody = Digest::of(b"");
+        let identity = PairIdentity { source: nobody, target: nobody, head: 0, tail: 1, details: b"" };
+        let mut loader = Loader::new(Vec::new(), &identity);
+        let error = weights::load("p/weights.safetensors", &file, &mut loader).unwrap_err().to_string();
+        assert!(error.contains("p/weights.safetensors") && error.contains("layers.3.k.bias"), "{error}");
+    }
 }
 
 /// The file `evidence.json` holds the outcomes; the manifest may not tell another story about them.
