@@ -35,7 +35,7 @@ use crate::{
     engine::Model,
     pair::{
         self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings,
-        SweepPoint, WeightsRecord,
+        SweepPoint, Tensor, WeightsRecord,
     },
 };
 use evidence::Bench;
@@ -156,7 +156,9 @@ fn draft(
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
-    let weights = pair::encode_weights(maps, options.elem)?;
+    let tensors: Vec<Tensor> =
+        maps.iter().enumerate().flat_map(|(layer, map)| map.tensors(layer, options.elem)).collect();
+    let weights = pair::encode_weights(&tensors)?;
     let settings = RidgeSettings { layers: maps.iter().map(|map| map.sources.clone()).collect() };
     let identity = Identity {
         format: pair::FORMAT,

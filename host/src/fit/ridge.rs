@@ -8,6 +8,10 @@ use super::{
     linalg::{Cholesky, LinalgError, Matrix},
     moments::{Covariances, Moments},
 };
+use crate::{
+    cache::Elem,
+    pair::{Tensor, rounded},
+};
 
 /// What the λ of a ridge multiplies: the s of `W = (C + λsI)⁻¹ B`, C and B being covariances per token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,6 +135,24 @@ pub struct LayerMap {
     pub keys: AffineMap,
     /// Values.
     pub values: AffineMap,
+}
+
+impl LayerMap {
+    /// The tensors of target layer `layer`: `layers.{l}.k.weight` `[k · n_kv_s · d_s, n_kv_t · d_t]` and `layers.{l}.k.bias`
+    /// `[n_kv_t · d_t]`, and the same with `v`. Matrices are of type `elem`, biases f32 and adjusted to the rounded matrices.
+    pub fn tensors(&self, layer: usize, elem: Elem) -> Vec<Tensor> {
+        let side = |(side, affine): (&str, &AffineMap)| {
+            let weight = rounded(affine.weight.as_slice().iter().copied(), elem);
+            let bias = affine.bias_for(&weight);
+            let name = |part: &str| format!("layers.{layer}.{side}.{part}");
+            let shape = vec![affine.weight.rows(), affine.weight.cols()];
+            [
+                Tensor { name: name("weight"), elem, shape, numbers: weight },
+                Tensor { name: name("bias"), elem: Elem::F32, shape: vec![bias.len()], numbers: bias },
+            ]
+        };
+        [("k", &self.keys), ("v", &self.values)].into_iter().flat_map(side).collect()
+    }
 }
 
 /// Fits every target layer from the source layers chosen for it (`selection[target_layer]`).

@@ -32,7 +32,7 @@ pub use manifest::{
     WeightsRecord,
 };
 pub use name::{NameError, check_name};
-pub use weights::encode as encode_weights;
+pub use weights::{Tensor, encode as encode_weights, rounded};
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "pair.toml";

@@ -10,7 +10,7 @@ use crate::{
     cache::{CacheLayout, Elem, Pairing, Rope, RopeScaling},
     fit::{
         moments::{MomentShape, Moments, Rows},
-        ridge::{self, Lambda},
+        ridge::{self, Lambda, LayerMap},
     },
     measure::random::Random,
     sandbox::bundled::RIDGE,
@@ -28,6 +28,10 @@ fn record(name: &str, layers: usize, kv_heads: usize, head_dim: usize) -> ModelR
 
 const LAYERS: [[usize; 2]; 2] = [[0, 2], [1, 2]];
 
+fn tensors(maps: &[LayerMap], elem: Elem) -> Vec<Tensor> {
+    maps.iter().enumerate().flat_map(|(layer, map)| map.tensors(layer, elem)).collect()
+}
+
 fn draft(elem: Elem) -> Draft {
     let (source, target) = (record("small", 3, 1, 4), record("large", 2, 1, 6));
     let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6 };
@@ -38,7 +42,7 @@ fn draft(elem: Elem) -> Draft {
     let rows = Rows { source: &x, target: &y };
     moments.add(rows, rows);
     let maps = ridge::fit(&moments, &LAYERS.map(Vec::from), Lambda::default()).unwrap();
-    let (weights, module) = (encode_weights(&maps, elem).unwrap(), RIDGE.to_vec());
+    let (weights, module) = (encode_weights(&tensors(&maps, elem)).unwrap(), RIDGE.to_vec());
     let settings = RidgeSettings { layers: LAYERS.map(Vec::from).to_vec() }.to_json();
     let identity = Identity {
         format: FORMAT,
@@ -251,8 +255,9 @@ fn numbers_that_overflow_half_precision_are_refused() {
     let rows = Rows { source: &x, target: &y };
     moments.add(rows, rows);
     let maps = ridge::fit(&moments, &[vec![0]], Lambda { value: 0.0, ..Lambda::default() }).unwrap();
-    assert!(matches!(encode_weights(&maps, Elem::F16), Err(PairError::NotFinite { index: 0, .. })));
-    assert!(encode_weights(&maps, Elem::F32).is_ok());
+    let encode = |elem| encode_weights(&tensors(&maps, elem));
+    assert!(matches!(encode(Elem::F16), Err(PairError::NotFinite { index: 0, .. })));
+    assert!(encode(Elem::F32).is_ok());
 }
 
 #[test]

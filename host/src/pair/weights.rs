@@ -1,67 +1,62 @@
-//! `weights.safetensors`: the affine maps as a mapper module names them.
+//! `weights.safetensors`: named tensors as a mapper module asks for them.
 
 use half::f16;
 use kvmig_gate::{Loader, WeightElem};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::PairError;
-use crate::{cache::Elem, fit::ridge::LayerMap};
+use crate::cache::Elem;
 
-/// One named tensor, little endian.
-struct Tensor {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
+/// One tensor to be written. What its numbers are rounded to, they were rounded to already ([`rounded`]), so that whoever
+/// fits can make up for the rounding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Its name in the module's work plan.
+    pub name: String,
+    /// How it is stored.
+    pub elem: Elem,
+    /// Row-major.
+    pub shape: Vec<usize>,
+    /// As many as the shape holds.
+    pub numbers: Vec<f32>,
 }
 
-/// Encodes the maps: `layers.{l}.k.weight` `[k · n_kv_s · d_s, n_kv_t · d_t]` and `layers.{l}.k.bias` `[n_kv_t · d_t]` per
-/// target layer l, and the same with `v`. Matrices are of type `elem`, biases f32 and adjusted to the rounded matrices.
+/// What numbers become when they are stored as `elem`.
+pub fn rounded(numbers: impl IntoIterator<Item = f64>, elem: Elem) -> Vec<f32> {
+    match elem {
+        Elem::F32 => numbers.into_iter().map(|x| x as f32).collect(),
+        Elem::F16 => numbers.into_iter().map(|x| f16::from_f64(x).to_f32()).collect(),
+    }
+}
+
+/// Encodes the file.
 ///
 /// # Errors
-/// [`PairError::NotFinite`] where a number has no finite counterpart in `elem`.
-pub fn encode(maps: &[LayerMap], elem: Elem) -> Result<Vec<u8>, PairError> {
-    let mut tensors = Vec::new();
-    for (layer, map) in maps.iter().enumerate() {
-        for (side, affine) in [("k", &map.keys), ("v", &map.values)] {
-            let numbers = affine.weight.as_slice();
-            let (bytes, rounded): (Vec<u8>, Vec<f32>) = match elem {
-                Elem::F32 => {
-                    let rounded: Vec<f32> = numbers.iter().map(|&w| w as f32).collect();
-                    (rounded.iter().flat_map(|w| w.to_le_bytes()).collect(), rounded)
-                }
-                Elem::F16 => {
-                    let halves: Vec<f16> = numbers.iter().map(|&w| f16::from_f64(w)).collect();
-                    let bytes = halves.iter().flat_map(|w| w.to_le_bytes()).collect();
-                    (bytes, halves.iter().map(|w| w.to_f32()).collect())
-                }
-            };
-            let bias = affine.bias_for(&rounded);
-            for (part, numbers) in [("weight", &rounded), ("bias", &bias)] {
-                if let Some(index) = numbers.iter().position(|x| !x.is_finite()) {
-                    let tensor = format!("layers.{layer}.{side}.{part}");
-                    return Err(PairError::NotFinite { file: super::WEIGHTS.to_owned(), tensor, index });
-                }
-            }
-            let dtype = match elem {
-                Elem::F32 => Dtype::F32,
-                Elem::F16 => Dtype::F16,
-            };
-            let shape = vec![affine.weight.rows(), affine.weight.cols()];
-            tensors.push(Tensor { name: format!("layers.{layer}.{side}.weight"), dtype, shape, bytes });
-            tensors.push(Tensor {
-                name: format!("layers.{layer}.{side}.bias"),
-                dtype: Dtype::F32,
-                shape: vec![bias.len()],
-                bytes: bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
-            });
-        }
-    }
-    let views = tensors.iter().map(|t| TensorView::new(t.dtype, t.shape.clone(), &t.bytes).map(|view| (&t.name, view)));
+/// [`PairError::NotFinite`] where a number is not finite, be it because it was too large for its type.
+pub fn encode(tensors: &[Tensor]) -> Result<Vec<u8>, PairError> {
+    let bytes = tensors.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
+    let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+        let dtype = match tensor.elem {
+            Elem::F32 => Dtype::F32,
+            Elem::F16 => Dtype::F16,
+        };
+        TensorView::new(dtype, tensor.shape.clone(), bytes).map(|view| (&tensor.name, view))
+    });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(damaged)?;
     safetensors::serialize(views, None).map_err(damaged)
 }
 
+/// Little endian.
+fn bytes(tensor: &Tensor) -> Result<Vec<u8>, PairError> {
+    if let Some(index) = tensor.numbers.iter().position(|x| !x.is_finite()) {
+        let (file, tensor) = (super::WEIGHTS.to_owned(), tensor.name.clone());
+        return Err(PairError::NotFinite { file, tensor, index });
+    }
+    Ok(match tensor.elem {
+        Elem::F32 => tensor.numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Elem::F16 => tensor.numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+    })
+}
 /// Copies every tensor of a weights file into `loader`, which hashes the copies.
 ///
 /// # Errors
