@@ -75,5 +75,6 @@ fn shape(source: &Model, target: &Model) -> MomentShape {
         source_width: source.layout().width(),
         target_layers: target.layout().layers,
         target_width: target.layout().width(),
+        hidden: 0,
     }
 }
