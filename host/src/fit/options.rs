@@ -6,6 +6,7 @@ use kvmig_gate::parse::printable;
 
 use super::{
     corpus::{CorpusFile, DomainError, check_domain},
+    head_matched::Weighting,
     ridge::Lambda,
 };
 use crate::{
@@ -48,6 +49,8 @@ pub struct FitOptions {
     pub evidence: usize,
     /// Seed of the split of documents.
     pub seed: u64,
+    /// What is fitted.
+    pub mapper: MapperKind,
     /// The mapper module's component.
     pub module: Vec<u8>,
     /// Whether to keep what was captured after the pair is written, for another fit of the same rows.
@@ -74,6 +77,7 @@ impl FitOptions {
             selection: 4,
             evidence: 30,
             seed: 1,
+            mapper: MapperKind::Ridge,
             module,
             keep_state: false,
         }
@@ -82,6 +86,11 @@ impl FitOptions {
     /// The file that captured moments are kept in until the pair is written.
     pub fn state_file(&self) -> PathBuf {
         self.beside("state")
+    }
+
+    /// The file that rows are spilled to until the pair is written, where a fit needs them again.
+    pub fn rows_file(&self) -> PathBuf {
+        self.beside("rows")
     }
 
     /// The file that evidence is kept in until the pair is written.
@@ -134,6 +143,31 @@ impl FitOptions {
                 let sound = lambda.is_finite() && lambda >= 0.0;
                 (!sound).then(|| ("lambda", lambda.to_string(), "a finite number, at least 0".to_owned()))
             })
+    }
+}
+
+/// Which mapper is fitted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum MapperKind {
+    /// One map for all heads of a layer, from all heads of the selected layers.
+    #[default]
+    Ridge,
+    /// A map per head, from one head of each selected layer.
+    HeadMatched(Weighting),
+}
+
+impl MapperKind {
+    /// As manifests and the command line name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MapperKind::Ridge => "ridge",
+            MapperKind::HeadMatched(_) => "head-matched",
+        }
+    }
+
+    /// Whether the fit reads the rows again: moments are enough for a ridge.
+    pub fn needs_rows(&self) -> bool {
+        *self != MapperKind::Ridge
     }
 }
 
