@@ -1,6 +1,6 @@
 //! What every kind of fit ends as.
 
-use super::{head_matched::HeadMatched, ridge::LayerMap, rows::Part};
+use super::{head_matched::HeadMatched, mlp::Mlp, ridge::LayerMap, rows::Part};
 use crate::{
     cache::Elem,
     pair::{RidgeSettings, Tensor},
@@ -12,7 +12,7 @@ pub(super) struct Fitted {
     /// The JSON its module is handed.
     pub(super) settings: String,
     pub(super) tensors: Vec<Tensor>,
-    /// Mean R² over target layers, of keys and of values.
+    /// Mean R² over target layers, of keys and of values: in-sample of solved maps, on sequences held out of trained ones.
     pub(super) r2: [f64; 2],
     /// Largest jitter that a factorisation needed.
     pub(super) jitter: f64,
@@ -35,6 +35,15 @@ impl Fitted {
             tensors: maps.tensors(elem),
             r2: Part::BOTH.map(|part| maps.r2(part)),
             jitter: maps.jitter(),
+        }
+    }
+
+    pub(super) fn mlp(networks: &Mlp, elem: Elem) -> Fitted {
+        Fitted {
+            settings: networks.settings(),
+            tensors: networks.tensors(elem),
+            r2: Part::BOTH.map(|part| networks.r2(part)),
+            jitter: 0.0,
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod head_matched;
 pub mod linalg;
 mod lock;
 mod log;
+pub mod mlp;
 pub mod moments;
 mod options;
 mod plan;
@@ -79,7 +80,7 @@ pub fn fit(
         None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
     };
     let per_layer = match options.mapper {
-        MapperKind::Ridge => source.layout().width(),
+        MapperKind::Ridge | MapperKind::Mlp(_) => source.layout().width(),
         MapperKind::HeadMatched(_) => source.layout().head_dim,
     };
     enough_rows(k, k * per_layer, state.moments.rows())?;
@@ -93,6 +94,8 @@ pub fn fit(
         for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
             remove(&file)?;
         }
+        let leftover = |(file, source)| FitError::Leftover { file, source };
+        mlp::kept::remove(&options.networks_folder()).map_err(leftover)?;
     }
     Ok(pair)
 }
@@ -113,6 +116,10 @@ fn solve(
         MapperKind::HeadMatched(weighting) => {
             let maps = head_matched::fit(rows(), selection, options.lambda, *weighting, watch)?;
             Ok(Fitted::head_matched(&maps, options.elem))
+        }
+        MapperKind::Mlp(settings) => {
+            let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
+            Ok(Fitted::mlp(&networks, options.elem))
         }
     }
 }

@@ -7,6 +7,7 @@ use kvmig_gate::parse::printable;
 use super::{
     corpus::{CorpusFile, DomainError, check_domain},
     head_matched::Weighting,
+    mlp,
     ridge::Lambda,
 };
 use crate::{
@@ -93,6 +94,11 @@ impl FitOptions {
         self.beside("rows")
     }
 
+    /// The folder that finished networks are kept in until the pair is written.
+    pub fn networks_folder(&self) -> PathBuf {
+        self.beside("mlp")
+    }
+
     /// The file that evidence is kept in until the pair is written.
     pub fn evidence_log(&self) -> PathBuf {
         self.beside("evidence.jsonl")
@@ -139,6 +145,12 @@ impl FitOptions {
             .or_else(|| at_least("selection", if self.k.is_some() { 1 } else { self.selection }, 1))
             .or_else(|| at_least("tokens", self.tokens, self.context))
             .or_else(|| {
+                let MapperKind::Mlp(settings) = &self.mapper else { return None };
+                let mlp::Settings { width, epochs, batch, seed: _ } = *settings;
+                let fields = [("width", width), ("epochs", epochs), ("batch", batch)];
+                fields.into_iter().find_map(|(field, found)| at_least(field, found, 1))
+            })
+            .or_else(|| {
                 let lambda = self.lambda.value;
                 let sound = lambda.is_finite() && lambda >= 0.0;
                 (!sound).then(|| ("lambda", lambda.to_string(), "a finite number, at least 0".to_owned()))
@@ -154,6 +166,8 @@ pub enum MapperKind {
     Ridge,
     /// A map per head, from one head of each selected layer.
     HeadMatched(Weighting),
+    /// A network per head, from all heads of the selected layers.
+    Mlp(mlp::Settings),
 }
 
 impl MapperKind {
@@ -162,6 +176,7 @@ impl MapperKind {
         match self {
             MapperKind::Ridge => "ridge",
             MapperKind::HeadMatched(_) => "head-matched",
+            MapperKind::Mlp(_) => "mlp",
         }
     }
 
@@ -191,8 +206,10 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
-    /// The weights are solved for; one step.
+    /// The weights are solved for; one step, or a chunk of rows.
     Solve,
+    /// Networks are trained; a step is an epoch of a target layer.
+    Train,
     /// The pair is tried on held-out documents; a step is a document.
     Evidence,
 }
@@ -205,6 +222,7 @@ impl Stage {
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
             Stage::Solve => "solve",
+            Stage::Train => "training",
             Stage::Evidence => "evidence",
         }
     }
