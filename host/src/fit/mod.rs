@@ -3,20 +3,25 @@
 //! Reading order: [`fit`], [`moments`], [`select`], [`ridge`]. Documents to calibrate, to choose k and to measure on are
 //! disjoint. Interrupted and called again with the same options, a fit goes on from what it had captured and measured.
 
+pub mod attention;
 mod capture;
 mod choose;
 mod content;
 pub mod corpus;
 mod error;
 mod evidence;
+mod fitted;
+pub mod head_matched;
 pub mod linalg;
 mod lock;
 mod log;
+pub mod mlp;
 pub mod moments;
 mod options;
 mod plan;
 mod product;
 pub mod ridge;
+pub mod rows;
 pub mod select;
 pub mod state;
 
@@ -28,22 +33,24 @@ pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
 pub use lock::LockError;
 pub use log::LogError;
-pub use options::{FitOptions, Progress, Stage};
+pub use options::{FitOptions, MapperKind, Progress, Stage};
 
 use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings,
-        SweepPoint, Tensor, WeightsRecord,
+        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
+        WeightsRecord,
     },
 };
+use capture::Captured;
 use evidence::Bench;
+use fitted::Fitted;
 use lock::Lock;
 use log::Log;
 use moments::Moments;
 use plan::Plan;
-use ridge::LayerMap;
+use rows::RowFile;
 use select::Scores;
 
 /// Fewer rows per feature than this, and a fit is refused: what it would have learnt is its calibration text (METHOD §8).
@@ -66,26 +73,55 @@ pub fn fit(
     let _lock = Lock::take(options.lock_file())?;
     check(options, source, target)?;
     let plan = Plan::new(options, source, target)?;
-    let state = capture::capture(options, &plan, source, target, watch)?;
+    let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (k, sweep) = match options.k {
         Some(k) => (k, Vec::new()),
         None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
     };
-    enough_rows(k, &state.moments)?;
-    step(watch, Stage::Solve, 0, 1)?;
-    let maps = ridge::fit(&state.moments, &scores.top_all(k), options.lambda)?;
-    let draft = draft(options, &plan, &state.moments, &maps, (k, sweep), source, target)?;
-    drop((maps, state));
+    let per_layer = match options.mapper {
+        MapperKind::Ridge | MapperKind::Mlp(_) => source.layout().width(),
+        MapperKind::HeadMatched(_) => source.layout().head_dim,
+    };
+    enough_rows(k, k * per_layer, state.moments.rows())?;
+    let fitted = solve(options, &state.moments, rows.as_ref(), &scores.top_all(k), watch)?;
+    let draft = draft(options, &plan, state.moments.rows(), &fitted, (k, sweep), source, target)?;
+    drop((fitted, state, rows));
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
     if !options.keep_state {
-        for file in [options.state_file(), options.evidence_log()] {
+        for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
             remove(&file)?;
         }
+        let leftover = |(file, source)| FitError::Leftover { file, source };
+        mlp::kept::remove(&options.networks_folder()).map_err(leftover)?;
     }
     Ok(pair)
+}
+
+fn solve(
+    options: &FitOptions,
+    moments: &Moments,
+    rows: Option<&RowFile>,
+    selection: &[Vec<usize>],
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Fitted, FitError> {
+    let rows = || rows.expect("captured for the kinds that need them");
+    match &options.mapper {
+        MapperKind::Ridge => {
+            step(watch, Stage::Solve, 0, 1)?;
+            Ok(Fitted::ridge(&ridge::fit(moments, selection, options.lambda)?, options.elem))
+        }
+        MapperKind::HeadMatched(weighting) => {
+            let maps = head_matched::fit(rows(), selection, options.lambda, *weighting, watch)?;
+            Ok(Fitted::head_matched(&maps, options.elem))
+        }
+        MapperKind::Mlp(settings) => {
+            let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
+            Ok(Fitted::mlp(&networks, options.elem))
+        }
+    }
 }
 
 /// What can be told before anything runs.
@@ -115,12 +151,13 @@ fn choose_k(
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(usize, Vec<SweepPoint>), FitError> {
     let largest = options.max_k.unwrap_or(usize::MAX);
+    let width = source.layout().width();
     let candidates: Vec<usize> = select::sweep(source.layout().layers)
         .into_iter()
-        .filter(|&k| k <= largest && enough_rows(k, moments).is_ok())
+        .filter(|&k| k <= largest && enough_rows(k, k * width, moments.rows()).is_ok())
         .collect();
     if candidates.is_empty() {
-        enough_rows(1, moments)?;
+        enough_rows(1, width, moments.rows())?;
     }
     let mut trials = Vec::new();
     for (done, prompt) in plan.selection.iter().enumerate() {
@@ -130,9 +167,8 @@ fn choose_k(
     choose::choose(moments, scores, &candidates, options.lambda, &trials, source.layout(), watch)
 }
 
-fn enough_rows(k: usize, moments: &Moments) -> Result<(), FitError> {
-    let features = k * moments.shape().source_width;
-    let (rows, expected) = (moments.rows(), ROWS_PER_FEATURE * features);
+fn enough_rows(k: usize, features: usize, rows: u64) -> Result<(), FitError> {
+    let expected = ROWS_PER_FEATURE * features;
     if rows >= expected as u64 { Ok(()) } else { Err(FitError::TooFewRows { rows, k, features, expected }) }
 }
 
@@ -150,31 +186,27 @@ fn step(
 fn draft(
     options: &FitOptions,
     plan: &Plan,
-    moments: &Moments,
-    maps: &[LayerMap],
+    rows: u64,
+    fitted: &Fitted,
     (k, sweep): (usize, Vec<SweepPoint>),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
-    let tensors: Vec<Tensor> =
-        maps.iter().enumerate().flat_map(|(layer, map)| map.tensors(layer, options.elem)).collect();
-    let weights = pair::encode_weights(&tensors)?;
-    let settings = RidgeSettings { layers: maps.iter().map(|map| map.sources.clone()).collect() };
+    let weights = pair::encode_weights(&fitted.tensors)?;
     let identity = Identity {
         format: pair::FORMAT,
         head: options.head,
         tail: options.tail,
         native_layers: options.native_layers,
         mapper: MapperRecord {
-            kind: "ridge".to_owned(),
+            kind: options.mapper.name().to_owned(),
             module: Digest::of(&options.module),
-            settings: settings.to_json(),
+            settings: fitted.settings.clone(),
         },
         weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
         source: ModelRecord::of(source),
         target: ModelRecord::of(target),
     };
-    let mean = |value: fn(&LayerMap) -> f64| maps.iter().map(value).sum::<f64>() / maps.len() as f64;
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").to_owned(),
         k,
@@ -182,10 +214,10 @@ fn draft(
         context: options.context,
         stride: options.stride,
         sequences: plan.sequences.len(),
-        rows: moments.rows(),
-        r2_keys: mean(|map| map.keys.r2),
-        r2_values: mean(|map| map.values.r2),
-        jitter: maps.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
+        rows,
+        r2_keys: fitted.r2[0],
+        r2_values: fitted.r2[1],
+        jitter: fitted.jitter,
         lambda: options.lambda,
         sweep,
         corpora: plan.corpora.clone(),

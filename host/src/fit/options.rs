@@ -6,6 +6,8 @@ use kvmig_gate::parse::printable;
 
 use super::{
     corpus::{CorpusFile, DomainError, check_domain},
+    head_matched::Weighting,
+    mlp,
     ridge::Lambda,
 };
 use crate::{
@@ -50,6 +52,8 @@ pub struct FitOptions {
     pub evidence: usize,
     /// Seed of the split of documents.
     pub seed: u64,
+    /// What is fitted.
+    pub mapper: MapperKind,
     /// The mapper module's component.
     pub module: Vec<u8>,
     /// Whether to keep what was captured after the pair is written, for another fit of the same rows.
@@ -77,6 +81,7 @@ impl FitOptions {
             selection: 4,
             evidence: 30,
             seed: 1,
+            mapper: MapperKind::Ridge,
             module,
             keep_state: false,
         }
@@ -85,6 +90,16 @@ impl FitOptions {
     /// The file that captured moments are kept in until the pair is written.
     pub fn state_file(&self) -> PathBuf {
         self.beside("state")
+    }
+
+    /// The file that rows are spilled to until the pair is written, where a fit needs them again.
+    pub fn rows_file(&self) -> PathBuf {
+        self.beside("rows")
+    }
+
+    /// The folder that finished networks are kept in until the pair is written.
+    pub fn networks_folder(&self) -> PathBuf {
+        self.beside("mlp")
     }
 
     /// The file that evidence is kept in until the pair is written.
@@ -133,10 +148,44 @@ impl FitOptions {
             .or_else(|| at_least("selection", if self.k.is_some() { 1 } else { self.selection }, 1))
             .or_else(|| at_least("tokens", self.tokens, self.context))
             .or_else(|| {
+                let MapperKind::Mlp(settings) = &self.mapper else { return None };
+                let mlp::Settings { width, epochs, batch, seed: _ } = *settings;
+                let fields = [("width", width), ("epochs", epochs), ("batch", batch)];
+                fields.into_iter().find_map(|(field, found)| at_least(field, found, 1))
+            })
+            .or_else(|| {
                 let lambda = self.lambda.value;
                 let sound = lambda.is_finite() && lambda >= 0.0;
                 (!sound).then(|| ("lambda", lambda.to_string(), "a finite number, at least 0".to_owned()))
             })
+    }
+}
+
+/// Which mapper is fitted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum MapperKind {
+    /// One map for all heads of a layer, from all heads of the selected layers.
+    #[default]
+    Ridge,
+    /// A map per head, from one head of each selected layer.
+    HeadMatched(Weighting),
+    /// A network per head, from all heads of the selected layers.
+    Mlp(mlp::Settings),
+}
+
+impl MapperKind {
+    /// As manifests and the command line name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MapperKind::Ridge => "ridge",
+            MapperKind::HeadMatched(_) => "head-matched",
+            MapperKind::Mlp(_) => "mlp",
+        }
+    }
+
+    /// Whether the fit reads the rows again: moments are enough for a ridge.
+    pub fn needs_rows(&self) -> bool {
+        *self != MapperKind::Ridge
     }
 }
 
@@ -160,8 +209,10 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
-    /// The weights are solved for; one step.
+    /// The weights are solved for; one step, or a chunk of rows.
     Solve,
+    /// Networks are trained; a step is an epoch of a target layer.
+    Train,
     /// The pair is tried on held-out documents; a step is a document.
     Evidence,
 }
@@ -174,6 +225,7 @@ impl Stage {
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
             Stage::Solve => "solve",
+            Stage::Train => "training",
             Stage::Evidence => "evidence",
         }
     }
