@@ -187,19 +187,19 @@ fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairEr
             let field = format!("{FIELD}.layers[{l}]");
             return Err(disagree(label, MANIFEST, &field, format!("{layers:?}"), expected, MEND));
         }
-        same(&file(label, MANIFEST), "fit.k", manifest.fit.k, layers.len(), MEND)?;
     }
     let sides = if settings.joint { 2 } else { 1 };
     let hidden = if settings.hidden { identity.target.hidden } else { 0 };
-    let features = sides * manifest.fit.k * source.width() + hidden;
+    let features = |layers: &Vec<usize>| sides * layers.len() * source.width() + hidden;
     let mut products = Vec::new();
-    if settings.rank > 0 {
+    if let Some(layers) = settings.layers.first().filter(|_| settings.rank > 0) {
         let parts: &[&str] = if settings.joint { &["kv"] } else { &["k", "v"] };
-        products.extend(parts.iter().map(|part| (format!("projection.{part}"), features, settings.rank)));
+        products.extend(parts.iter().map(|part| (format!("projection.{part}"), features(layers), settings.rank)));
     }
-    let rows = if settings.rank > 0 { settings.rank } else { features };
-    let layers = (native..target.layers).flat_map(|l| ["k", "v"].map(|part| format!("layers.{l}.{part}")));
-    products.extend(layers.map(|name| (name, rows, target.width())));
+    for (l, layers) in settings.layers.iter().enumerate() {
+        let rows = if settings.rank > 0 { settings.rank } else { features(layers) };
+        products.extend(["k", "v"].map(|part| (format!("layers.{}.{part}", native + l), rows, target.width())));
+    }
     let weights = file(label, WEIGHTS);
     for (name, rows, columns) in &products {
         for (part, expected) in [("weight", vec![*rows, *columns]), ("bias", vec![*columns])] {
@@ -207,6 +207,9 @@ fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairEr
             let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
             same(&weights, &name, found, format!("{expected:?}"), MEND)?;
         }
+    }
+    for layers in &settings.layers {
+        same(&file(label, MANIFEST), "fit.k", manifest.fit.k, layers.len(), MEND)?;
     }
     same(&weights, "tensors", loaded.weights().len(), 2 * products.len(), MEND)
 }
@@ -269,13 +272,13 @@ pub(super) fn kinds(
     for (which, expected, found) in [("source", &identity.source, source), ("target", &identity.target, target)] {
         let field = |name: &str| format!("identity.{which}.{name} ({})", found.name);
         same(&manifest, &field("tokenizer"), found.tokenizer, expected.tokenizer, MODELS)?;
-        same(&manifest, &field("hidden"), found.hidden, expected.hidden, MODELS)?;
         let CacheLayout { layers, kv_heads, head_dim, rope, elem: _ } = &found.layout;
         let shape = |layers, heads, dim| format!("{layers} layers of {heads} KV heads of {dim}");
         let (wanted, layout) = (&expected.layout, field("layout"));
         let expected_shape = shape(wanted.layers, wanted.kv_heads, wanted.head_dim);
         same(&manifest, &layout, shape(*layers, *kv_heads, *head_dim), expected_shape, MODELS)?;
         same(&manifest, &field("layout.rope"), format!("{rope:?}"), format!("{:?}", wanted.rope), MODELS)?;
+        same(&manifest, &field("hidden"), found.hidden, expected.hidden, MODELS)?;
     }
     Ok(())
 }
