@@ -9,6 +9,7 @@
 //! Memory: [`WINDOW`] bytes of rows for the keys and as many for the values, whatever there is on disk, and once more for the
 //! sequences held out.
 
+mod adam;
 mod data;
 pub(super) mod kept;
 mod network;
@@ -55,7 +56,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { width: 128, epochs: 20, batch: 512, seed: 1 }
+        Settings { width: 128, epochs: 20, batch: 128, seed: 1 }
     }
 }
 
