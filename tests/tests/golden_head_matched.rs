@@ -145,7 +145,7 @@ fn uniform_weights_are_the_unweighted_solve() {
         target: Extent { layers: 2, kv_heads: 4, head_dim: 3 },
     };
     let rows = rows(&answers, folder.path(), shape);
-    let moment_shape = MomentShape { source_layers: 3, source_width: 8, target_layers: 2, target_width: 12 };
+    let moment_shape = MomentShape { source_layers: 3, source_width: 8, target_layers: 2, target_width: 12, hidden: 0 };
     let mut moments = Moments::new(moment_shape);
     let [keys, values] = ["keys", "values"].map(|n| ["x", "y"].map(|part| answers.f32s(&format!("{n}.{part}"))));
     let side = |side: &'static str| match side {

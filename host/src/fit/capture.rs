@@ -53,7 +53,9 @@ pub(super) fn capture(
     };
     let row_shape = RowShape { source: Extent::of(source.layout()), target: Extent::of(target.layout()) };
     let wanted = options.mapper.needs_rows();
-    let open = || RowFile::resume(&options.rows_file(), plan.basis, row_shape, &plan.digests);
+    // Rows beyond the moments can be added to them, unless the moments are of a hidden state, which rows are not.
+    let sequences = if shape.hidden == 0 { &plan.digests } else { &state.log };
+    let open = || RowFile::resume(&options.rows_file(), plan.basis, row_shape, sequences);
     let rows = wanted.then(open).transpose()?;
     // Moments may have been kept without rows, or rows been written after the moments were: the others catch up.
     let first = rows.as_ref().map_or(state.log.len(), |rows| rows.chunks().min(state.log.len()));
@@ -73,7 +75,7 @@ pub(super) fn capture(
             Some(rows) if rows.chunks() > i => {
                 let [[xk, xv], [yk, yv]] = rows.chunk(i)?;
                 let values = Rows { source: &xv, target: &yv };
-                captured.state.add(plan.digests[i], Rows { source: &xk, target: &yk }, values);
+                captured.state.add(plan.digests[i], Rows { source: &xk, target: &yk }, values, &[]);
             }
             _ => sequence(&mut captured, plan.digests[i], tokens, options, source, target)?,
         }
@@ -115,7 +117,7 @@ fn sequence(
     }
     if captured.rows.as_ref().is_none_or(|rows| rows.chunks() > captured.state.log.len()) {
         let keys = Rows { source: &x.keys, target: &y.keys };
-        captured.state.add(digest, keys, Rows { source: &x.values, target: &y.values });
+        captured.state.add(digest, keys, Rows { source: &x.values, target: &y.values }, &[]);
     }
     Ok(())
 }
@@ -127,5 +129,6 @@ fn shape(source: &Model, target: &Model) -> MomentShape {
         source_width: source.layout().width(),
         target_layers: target.layout().layers,
         target_width: target.layout().width(),
+        hidden: 0,
     }
 }

@@ -197,6 +197,7 @@ fn draft(
         format: pair::FORMAT,
         head: options.head,
         tail: options.tail,
+        native_layers: options.native_layers,
         mapper: MapperRecord {
             kind: options.mapper.name().to_owned(),
             module: Digest::of(&options.module),

@@ -36,6 +36,8 @@ pub struct FitOptions {
     pub head: usize,
     /// Last prompt tokens that the target computes itself; at least 1.
     pub tail: usize,
+    /// First layers that the target computes itself, for every token; its hidden state behind them is a feature.
+    pub native_layers: usize,
     /// Source layers per target layer; chosen on selection documents where it is `None`.
     pub k: Option<usize>,
     /// The largest k that may be chosen.
@@ -71,6 +73,7 @@ impl FitOptions {
             stride: 1,
             head: 4,
             tail: 32,
+            native_layers: 0,
             k: None,
             max_k: None,
             lambda: Lambda::default(),

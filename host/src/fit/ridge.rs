@@ -220,7 +220,8 @@ mod tests {
         measure::random::Random,
     };
 
-    const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 5, target_layers: 2, target_width: 4 };
+    const SHAPE: MomentShape =
+        MomentShape { source_layers: 3, source_width: 5, target_layers: 2, target_width: 4, hidden: 0 };
 
     /// Keys: y = x W + b without noise from layers 0 and 2; values: unrelated noise.
     fn planted(count: usize) -> (Moments, Vec<f64>, Vec<f32>, Vec<f32>) {

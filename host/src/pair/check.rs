@@ -124,6 +124,11 @@ pub(super) fn identity(label: &str, manifest: &Manifest, loaded: &Loaded) -> Res
         source.tokenizer,
         "pair two models of one tokenizer",
     )?;
+    if identity.native_layers >= target.layout.layers {
+        let (field, found) = ("identity.native_layers", identity.native_layers);
+        let expected = format!("fewer than the target's {} layers", target.layout.layers);
+        return Err(disagree(label, MANIFEST, field, found, expected, MEND));
+    }
     for (which, layout) in [("source", &source.layout), ("target", &target.layout)] {
         if let Some((field, found, expected)) = layout_fault(layout) {
             let field = format!("identity.{which}.layout.{field}");
@@ -231,6 +236,7 @@ pub(super) fn kinds(
     for (which, expected, found) in [("source", &identity.source, source), ("target", &identity.target, target)] {
         let field = |name: &str| format!("identity.{which}.{name} ({})", found.name);
         same(&manifest, &field("tokenizer"), found.tokenizer, expected.tokenizer, MODELS)?;
+        same(&manifest, &field("hidden"), found.hidden, expected.hidden, MODELS)?;
         let CacheLayout { layers, kv_heads, head_dim, rope, elem: _ } = &found.layout;
         let shape = |layers, heads, dim| format!("{layers} layers of {heads} KV heads of {dim}");
         let (wanted, layout) = (&expected.layout, field("layout"));

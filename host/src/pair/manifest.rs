@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of the folder's format.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Everything about a pair but its weights, module and documents' outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct Identity {
     pub head: usize,
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
+    /// First layers that the target computes itself, for every token; the others are mapped.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,
     /// Its weights.
@@ -45,6 +48,11 @@ pub struct Identity {
     pub source: ModelRecord,
     /// The model they are mapped for.
     pub target: ModelRecord,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Identity {
@@ -87,6 +95,8 @@ pub struct ModelRecord {
     pub digest: Digest,
     /// Digest of its tokenizer; both models' are equal.
     pub tokenizer: Digest,
+    /// Width of its residual stream.
+    pub hidden: usize,
     /// Its caches.
     pub layout: CacheLayout,
 }
@@ -98,6 +108,7 @@ impl ModelRecord {
             name: kvmig_gate::parse::printable(model.name()),
             digest: model.digest(),
             tokenizer: model.tokenizer().tokenizer_digest(),
+            hidden: model.config().hidden,
             layout: model.layout().clone(),
         }
     }
