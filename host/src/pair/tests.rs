@@ -67,6 +67,8 @@ fn draft(elem: Elem) -> Draft {
         r2_values: 0.5,
         jitter: 0.0,
         lambda: Lambda::default(),
+        weighting: None,
+        training: None,
         sweep: vec![SweepPoint { k: 2, cosine_mean: 0.9, cosine_worst_layer: 0.8, documents: 3 }],
         corpora: vec![],
     };
