@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, Error, InplaceOp2, Layout, Result, Var, backprop::GradStore};
 
+use super::product::dense;
+
 /// As published, for networks and for Adam itself.
 const LEARNING_RATE: f32 = 1e-3;
 const BETA1: f32 = 0.9;
@@ -56,14 +58,12 @@ impl InplaceOp2 for Moments {
         let (CpuStorage::F32(weights), Some((start, end))) = (weights, at.contiguous_offsets()) else {
             return Err(Error::msg("adam: expected contiguous f32 parameters"));
         };
-        let (CpuStorage::F32(gradient), Some((first, last))) = (gradient, from.contiguous_offsets()) else {
-            return Err(Error::msg("adam: expected a contiguous f32 gradient"));
-        };
+        let gradient = dense(gradient, from)?;
         let mut moments = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         let (mean, square) = &mut *moments;
         let [scale_mean, scale_square] = self.scale;
         let moments = mean.iter_mut().zip(square);
-        for ((w, g), (m, v)) in weights[start..end].iter_mut().zip(&gradient[first..last]).zip(moments) {
+        for ((w, g), (m, v)) in weights[start..end].iter_mut().zip(gradient).zip(moments) {
             *m = BETA1 * *m + (1.0 - BETA1) * g;
             *v = BETA2 * *v + (1.0 - BETA2) * g * g;
             *w -= LEARNING_RATE * (*m * scale_mean) / ((*v * scale_square).sqrt() + EPSILON);

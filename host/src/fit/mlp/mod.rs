@@ -13,6 +13,7 @@ mod adam;
 mod data;
 pub(super) mod kept;
 mod network;
+mod product;
 
 use std::{io, ops::ControlFlow, path::Path, path::PathBuf};
 

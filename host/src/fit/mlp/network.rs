@@ -6,6 +6,7 @@ use super::{
     EpochError, Network, PATIENCE, Random, Settings,
     adam::Adam,
     data::{Data, Window},
+    product::product,
 };
 
 /// Rows that are looked at together where nothing is learnt.
@@ -191,7 +192,7 @@ impl Parameters {
     /// `[rows, in]` to `[heads, rows, d_t]`.
     fn forward(&self, x: &Tensor, Sizes { heads, width, .. }: Sizes) -> candle_core::Result<Tensor> {
         let [first, second, third] = &self.biases;
-        let hidden = x.matmul(&self.first)?.broadcast_add(first)?.relu()?;
+        let hidden = product(x, &self.first)?.broadcast_add(first)?.relu()?;
         let hidden = hidden.reshape((x.dim(0)?, heads, width))?.transpose(0, 1)?.contiguous()?;
         let hidden = hidden.matmul(&self.second)?.broadcast_add(second)?.relu()?;
         hidden.matmul(&self.third)?.broadcast_add(third)
