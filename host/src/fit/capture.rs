@@ -16,6 +16,7 @@ use super::{
     plan::Plan,
     rows::{Extent, RowChunk, RowFile, RowShape},
     state::State,
+    tap::{All, Hidden},
 };
 use crate::engine::{Model, Observer, PrefillOptions};
 
@@ -46,7 +47,7 @@ pub(super) fn capture(
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Captured, FitError> {
     let file = options.state_file();
-    let shape = shape(source, target);
+    let shape = shape(options, source, target);
     let state = match State::load(&file, plan.basis, shape, &plan.digests)? {
         Some(state) => state,
         None => State::new(plan.basis, shape),
@@ -101,15 +102,23 @@ fn sequence(
     target: &Model,
 ) -> Result<(), FitError> {
     let slots = Slots { start: options.head, end: tokens.len(), stride: options.stride };
-    let prefill = |model: &Model, observer: Option<&mut (dyn Observer + Send)>| {
+    let prefill = |model: &Model, observer: Option<&mut All<'_>>| {
+        let observer = observer.map(|all| all as &mut (dyn Observer + Send));
         let prefilled = model.prefill(tokens, PrefillOptions { room: 0, observer, ..PrefillOptions::default() })?;
         let content = Content::read(prefilled.cache.planes(), prefilled.cache.positions(), slots);
         Ok::<_, FitError>((prefilled.cache, content))
     };
     let (_, x) = prefill(source, None)?;
     let mut boundaries = captured.rows.is_some().then(|| Boundaries::new(tokens.len(), target.config()));
-    let observer = boundaries.as_mut().map(|seen| seen as &mut (dyn Observer + Send));
-    let (cache, y) = prefill(target, observer)?;
+    let mut hidden = Hidden::behind(options.native_layers, target.config().hidden);
+    let mut observers = All::default();
+    observers.0.extend(boundaries.as_mut().map(|seen| seen as &mut (dyn Observer + Send)));
+    if options.native_layers > 0 {
+        observers.0.push(&mut hidden);
+    }
+    // Unwatched, a prefill need not finish its last layer.
+    let watched = !observers.0.is_empty();
+    let (cache, y) = prefill(target, watched.then_some(&mut observers))?;
     if let (Some(rows), Some(boundaries)) = (&mut captured.rows, boundaries) {
         let mass = boundaries.mass(cache.planes(), slots);
         let (source, target) = ([&x.keys[..], &x.values], [&y.keys[..], &y.values]);
@@ -117,18 +126,19 @@ fn sequence(
     }
     if captured.rows.as_ref().is_none_or(|rows| rows.chunks() > captured.state.log.len()) {
         let keys = Rows { source: &x.keys, target: &y.keys };
-        captured.state.add(digest, keys, Rows { source: &x.values, target: &y.values }, &[]);
+        let values = Rows { source: &x.values, target: &y.values };
+        captured.state.add(digest, keys, values, &hidden.rows(slots));
     }
     Ok(())
 }
 
 /// Layers and widths of the two models' caches.
-fn shape(source: &Model, target: &Model) -> MomentShape {
+fn shape(options: &FitOptions, source: &Model, target: &Model) -> MomentShape {
     MomentShape {
         source_layers: source.layout().layers,
         source_width: source.layout().width(),
         target_layers: target.layout().layers,
         target_width: target.layout().width(),
-        hidden: 0,
+        hidden: if options.native_layers > 0 { target.config().hidden } else { 0 },
     }
 }

@@ -1,9 +1,9 @@
 //! What every kind of fit ends as.
 
-use super::{head_matched::HeadMatched, mlp::Mlp, ridge::LayerMap, rows::Part};
+use super::{design::RidgeMaps, head_matched::HeadMatched, mlp::Mlp, ridge::LayerMap, rows::Part};
 use crate::{
     cache::Elem,
-    pair::{RidgeSettings, Tensor, TrainingRecord, WeightingRecord},
+    pair::{Tensor, TrainingRecord, WeightingRecord},
 };
 
 /// A fitted mapper, as a pair takes it.
@@ -23,13 +23,14 @@ pub(super) struct Fitted {
 }
 
 impl Fitted {
-    pub(super) fn ridge(maps: &[LayerMap], elem: Elem) -> Fitted {
-        let mean = |value: fn(&LayerMap) -> f64| maps.iter().map(value).sum::<f64>() / maps.len() as f64;
+    pub(super) fn ridge(maps: &RidgeMaps, elem: Elem) -> Fitted {
+        let layers = &maps.layers;
+        let mean = |value: fn(&LayerMap) -> f64| layers.iter().map(value).sum::<f64>() / layers.len() as f64;
         Fitted {
-            settings: RidgeSettings { layers: maps.iter().map(|map| map.sources.clone()).collect() }.to_json(),
-            tensors: maps.iter().enumerate().flat_map(|(layer, map)| map.tensors(layer, elem)).collect(),
+            settings: maps.design.settings().to_json(),
+            tensors: maps.tensors(elem),
             r2: [mean(|map| map.keys.r2), mean(|map| map.values.r2)],
-            jitter: maps.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
+            jitter: layers.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
             weighting: None,
             training: None,
         }

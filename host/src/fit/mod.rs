@@ -8,6 +8,7 @@ mod capture;
 mod choose;
 mod content;
 pub mod corpus;
+pub mod design;
 mod error;
 mod evidence;
 mod fitted;
@@ -20,10 +21,12 @@ pub mod moments;
 mod options;
 mod plan;
 mod product;
+mod rank;
 pub mod ridge;
 pub mod rows;
 pub mod select;
 pub mod state;
+mod tap;
 
 use std::{fs, io, ops::ControlFlow, path::Path};
 
@@ -44,12 +47,15 @@ use crate::{
     },
 };
 use capture::Captured;
+use choose::{Candidate, Trial};
+use design::{Design, RidgeMaps};
 use evidence::Bench;
 use fitted::Fitted;
 use lock::Lock;
 use log::Log;
 use moments::Moments;
 use plan::Plan;
+use ridge::Lambda;
 use rows::RowFile;
 use select::Scores;
 
@@ -75,17 +81,9 @@ pub fn fit(
     let plan = Plan::new(options, source, target)?;
     let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
-    let (k, sweep) = match options.k {
-        Some(k) => (k, Vec::new()),
-        None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
-    };
-    let per_layer = match options.mapper {
-        MapperKind::Ridge | MapperKind::Mlp(_) => source.layout().width(),
-        MapperKind::HeadMatched(_) => source.layout().head_dim,
-    };
-    enough_rows(k, k * per_layer, state.moments.rows())?;
-    let fitted = solve(options, &state.moments, rows.as_ref(), &scores.top_all(k), watch)?;
-    let draft = draft(options, &plan, state.moments.rows(), &fitted, (k, sweep), source, target)?;
+    let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
+    let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let draft = draft(options, &plan, state.moments.rows(), &fitted, (&chosen, sweep), source, target)?;
     drop((fitted, state, rows));
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
@@ -104,17 +102,18 @@ fn solve(
     options: &FitOptions,
     moments: &Moments,
     rows: Option<&RowFile>,
-    selection: &[Vec<usize>],
+    Candidate { design, lambda, .. }: &Candidate,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Fitted, FitError> {
+    let selection = &design.layers;
     let rows = || rows.expect("captured for the kinds that need them");
     match &options.mapper {
         MapperKind::Ridge => {
             step(watch, Stage::Solve, 0, 1)?;
-            Ok(Fitted::ridge(&ridge::fit(moments, selection, options.lambda)?, options.elem))
+            Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, *lambda)?, options.elem))
         }
         MapperKind::HeadMatched(weighting) => {
-            let maps = head_matched::fit(rows(), selection, options.lambda, *weighting, watch)?;
+            let maps = head_matched::fit(rows(), selection, *lambda, *weighting, watch)?;
             Ok(Fitted::head_matched(&maps, options.elem))
         }
         MapperKind::Mlp(settings) => {
@@ -134,6 +133,11 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
         let expected = format!("1 to {layers}, the layers of {}", source.name());
         return Err(FitError::Setting { field: "k", found: k.to_string(), expected });
     }
+    let most = target.layout().layers - 1;
+    if options.native_layers > most {
+        let expected = format!("at most {most}, one less than {} has", target.name());
+        return Err(FitError::Setting { field: "native-layers", found: options.native_layers.to_string(), expected });
+    }
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
@@ -141,7 +145,8 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 
-fn choose_k(
+/// What is fitted, and how it was chosen where it was not given.
+fn choose(
     options: &FitOptions,
     plan: &Plan,
     moments: &Moments,
@@ -149,22 +154,65 @@ fn choose_k(
     source: &Model,
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(usize, Vec<SweepPoint>), FitError> {
-    let largest = options.max_k.unwrap_or(usize::MAX);
-    let width = source.layout().width();
-    let candidates: Vec<usize> = select::sweep(source.layout().layers)
-        .into_iter()
-        .filter(|&k| k <= largest && enough_rows(k, k * width, moments.rows()).is_ok())
-        .collect();
-    if candidates.is_empty() {
-        enough_rows(1, width, moments.rows())?;
+) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
+    let head_dim = source.layout().head_dim;
+    let mut candidates = candidates(options, scores, source, target);
+    let rows = |candidate: &Candidate| {
+        let features = match options.mapper {
+            MapperKind::HeadMatched(_) => candidate.k * head_dim,
+            _ => candidate.design.features(&moments.shape()),
+        };
+        enough_rows(candidate.k, features, moments.rows())
+    };
+    if let Some(first) = candidates.first() {
+        rows(first)?;
     }
+    candidates.retain(|candidate| rows(candidate).is_ok());
+    if !options.chooses() {
+        return Ok((candidates.remove(0), Vec::new()));
+    }
+    let natively = (options.head, options.tail, options.native_layers);
     let mut trials = Vec::new();
     for (done, prompt) in plan.selection.iter().enumerate() {
         step(watch, Stage::Selection, done, plan.selection.len())?;
-        trials.push(choose::Trial::run(prompt, (options.head, options.tail), source, target)?);
+        trials.push(Trial::run(prompt, natively, source, target)?);
     }
-    choose::choose(moments, scores, &candidates, options.lambda, &trials, source.layout(), watch)
+    let (chosen, sweep) = choose::choose(moments, &candidates, &trials, watch)?;
+    Ok((candidates.swap_remove(chosen), sweep))
+}
+
+/// What may be fitted, the cheapest first.
+fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Model) -> Vec<Candidate> {
+    let all = source.layout().layers;
+    let largest = options.max_k.unwrap_or(usize::MAX);
+    let ks = match (options.k, options.rank) {
+        (Some(k), _) => vec![k],
+        (None, Some(_)) => vec![all],
+        (None, None) => select::sweep(all).into_iter().filter(|&k| k <= largest).collect(),
+    };
+    let ranks = match options.rank {
+        Some(rank) if options.sweep => vec![Some(rank.div_ceil(2)), Some(rank), Some(2 * rank)],
+        rank => vec![rank],
+    };
+    let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    let mut candidates = Vec::new();
+    for &k in &ks {
+        for &rank in &ranks {
+            let layers = (options.native_layers..target.layout().layers).map(|layer| scores.top(layer, k)).collect();
+            let design = Design {
+                native_layers: options.native_layers,
+                layers,
+                joint: options.joint,
+                hidden: options.native_layers > 0,
+                rank,
+            };
+            candidates.extend(factors.iter().map(|factor| {
+                let lambda = Lambda { value: factor * options.lambda.value, ..options.lambda };
+                Candidate { k, design: design.clone(), lambda }
+            }));
+        }
+    }
+    candidates
 }
 
 fn enough_rows(k: usize, features: usize, rows: u64) -> Result<(), FitError> {
@@ -188,7 +236,7 @@ fn draft(
     plan: &Plan,
     rows: u64,
     fitted: &Fitted,
-    (k, sweep): (usize, Vec<SweepPoint>),
+    (chosen, sweep): (&Candidate, Vec<SweepPoint>),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
@@ -209,7 +257,8 @@ fn draft(
     };
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").to_owned(),
-        k,
+        k: chosen.k,
+        rank: chosen.design.rank,
         seed: options.seed,
         context: options.context,
         stride: options.stride,
@@ -218,7 +267,7 @@ fn draft(
         r2_keys: fitted.r2[0],
         r2_values: fitted.r2[1],
         jitter: fitted.jitter,
-        lambda: options.lambda,
+        lambda: chosen.lambda,
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
         sweep,

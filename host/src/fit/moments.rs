@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -239,11 +240,18 @@ impl Sums {
     }
 }
 
+/// Elements that one thread adds at a time.
+const PIECE: usize = 1 << 16;
+
 /// `sum += leftᵀ · right`, the product in f32, the sum in f64.
 fn accumulate(sum: &mut Matrix, left: View<'_, f32>, right: View<'_, f32>, scratch: &mut Vec<f32>) {
     scratch.resize(sum.rows() * sum.cols(), 0.0);
     multiply(scratch, sum.cols(), 0.0, 1.0, left.transposed(), right);
-    sum.as_mut_slice().iter_mut().zip(&*scratch).for_each(|(sum, &x)| *sum += f64::from(x));
+    // The sums are far larger than any cache: it is memory that this waits for.
+    let pieces = sum.as_mut_slice().par_chunks_mut(PIECE).zip(scratch.par_chunks(PIECE));
+    pieces.for_each(|(sums, products)| {
+        sums.iter_mut().zip(products).for_each(|(sum, &x)| *sum += f64::from(x));
+    });
 }
 
 fn column_means(rows: &[f32], count: usize, columns: usize) -> Vec<f32> {

@@ -42,8 +42,14 @@ pub struct FitOptions {
     pub k: Option<usize>,
     /// The largest k that may be chosen.
     pub max_k: Option<usize>,
+    /// Whether keys and values are both features of each (ridge alone).
+    pub joint: bool,
+    /// Columns that all source layers' features are projected to first (ridge alone): every target layer reads these.
+    pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
+    /// Whether λ is chosen along with k, and the rank where there is one: from a few around the given ones.
+    pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
     /// Selection documents per corpus; none are drawn where k is given.
@@ -76,7 +82,10 @@ impl FitOptions {
             native_layers: 0,
             k: None,
             max_k: None,
+            joint: false,
+            rank: None,
             lambda: Lambda::default(),
+            sweep: false,
             elem: Elem::F16,
             selection: 4,
             evidence: 30,
@@ -119,6 +128,23 @@ impl FitOptions {
         self.out.with_file_name(name)
     }
 
+    /// Whether there is something to be chosen on selection documents.
+    pub(super) fn chooses(&self) -> bool {
+        self.sweep || (self.k.is_none() && self.rank.is_none())
+    }
+
+    /// Settings that other mappers don't have.
+    fn ridge_alone(&self) -> Option<(&'static str, String, String)> {
+        if self.mapper == MapperKind::Ridge {
+            let both = self.rank.is_some() && (self.k.is_some() || self.max_k.is_some());
+            let expected = || "no k beside a rank: a projection reads all source layers".to_owned();
+            return both.then(|| ("rank", "k as well".to_owned(), expected()));
+        }
+        let given = [("joint", self.joint), ("rank", self.rank.is_some()), ("native-layers", self.native_layers > 0)];
+        let (field, _) = given.into_iter().find(|(_, given)| *given)?;
+        Some((field, format!("mapper {}", self.mapper.name()), "mapper ridge".to_owned()))
+    }
+
     /// The first setting that no fit can have: (field, found, expected).
     pub(super) fn fault(&self) -> Option<(&'static str, String, String)> {
         let at_least = |field, found: usize, least: usize| {
@@ -143,9 +169,11 @@ impl FitOptions {
             .or_else(|| at_least("tail", self.tail, 1))
             .or_else(|| at_least("context", self.context, self.head.saturating_add(self.tail).saturating_add(MIDDLE)))
             .or_else(|| at_least("k", self.k.unwrap_or(1), 1))
+            .or_else(|| at_least("rank", self.rank.unwrap_or(1), 1))
+            .or_else(|| self.ridge_alone())
             .or_else(|| at_least("max-k", self.max_k.unwrap_or(1), 1))
             .or_else(|| at_least("evidence", self.evidence, 1))
-            .or_else(|| at_least("selection", if self.k.is_some() { 1 } else { self.selection }, 1))
+            .or_else(|| at_least("selection", if self.chooses() { self.selection } else { 1 }, 1))
             .or_else(|| at_least("tokens", self.tokens, self.context))
             .or_else(|| {
                 let MapperKind::Mlp(settings) = &self.mapper else { return None };

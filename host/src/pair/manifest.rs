@@ -38,7 +38,7 @@ pub struct Identity {
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
     /// First layers that the target computes itself, for every token; the others are mapped.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "super::check::is_zero")]
     pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,
@@ -48,11 +48,6 @@ pub struct Identity {
     pub source: ModelRecord,
     /// The model they are mapped for.
     pub target: ModelRecord,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }
 
 impl Identity {
@@ -122,6 +117,9 @@ pub struct FitRecord {
     pub kvmig: String,
     /// Source layers per target layer.
     pub k: usize,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// Seed of the split of documents.
     pub seed: u64,
     /// Tokens of a calibration sequence at most.
@@ -183,12 +181,19 @@ pub struct TrainingRecord {
     pub held_out: usize,
 }
 
-/// One k of the sweep, on the selection documents.
+/// One candidate of the sweep, on the selection documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepPoint {
     /// Source layers per target layer.
     pub k: usize,
+    /// Strength of the ridge, by the fit's convention.
+    pub lambda: f64,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// Millions of multiplications and additions that a mapped token costs.
+    pub mflops: f64,
     /// Attention-output cosine over layers, heads and documents.
     pub cosine_mean: f64,
     /// The worst layer's, averaged over documents.

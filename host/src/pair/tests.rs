@@ -44,7 +44,7 @@ fn draft(elem: Elem) -> Draft {
     moments.add(rows, rows);
     let maps = ridge::fit(&moments, &LAYERS.map(Vec::from), Lambda::default()).unwrap();
     let (weights, module) = (encode_weights(&tensors(&maps, elem)).unwrap(), RIDGE.to_vec());
-    let settings = RidgeSettings { layers: LAYERS.map(Vec::from).to_vec() }.to_json();
+    let settings = RidgeSettings::plain(LAYERS.map(Vec::from).to_vec()).to_json();
     let identity = Identity {
         format: FORMAT,
         head: 4,
@@ -58,6 +58,7 @@ fn draft(elem: Elem) -> Draft {
     let fit = FitRecord {
         kvmig: "0.1.0".into(),
         k: 2,
+        rank: None,
         seed: 1,
         context: 64,
         stride: 1,
@@ -69,7 +70,15 @@ fn draft(elem: Elem) -> Draft {
         lambda: Lambda::default(),
         weighting: None,
         training: None,
-        sweep: vec![SweepPoint { k: 2, cosine_mean: 0.9, cosine_worst_layer: 0.8, documents: 3 }],
+        sweep: vec![SweepPoint {
+            k: 2,
+            lambda: 0.01,
+            rank: None,
+            mflops: 1.5,
+            cosine_mean: 0.9,
+            cosine_worst_layer: 0.8,
+            documents: 3,
+        }],
         corpora: vec![],
     };
     let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None };

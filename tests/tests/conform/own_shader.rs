@@ -73,6 +73,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").into(),
         k: 1,
+        rank: None,
         seed: 0,
         context: TOKENS,
         stride: 1,

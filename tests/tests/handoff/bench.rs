@@ -72,6 +72,7 @@ impl Recipe {
         let fit = FitRecord {
             kvmig: env!("CARGO_PKG_VERSION").into(),
             k: 1,
+            rank: None,
             seed: 0,
             context: 0,
             stride: 1,

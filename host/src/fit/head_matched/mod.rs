@@ -91,7 +91,7 @@ pub struct HeadMatched {
 impl HeadMatched {
     /// The module's settings.
     pub fn settings(&self) -> String {
-        RidgeSettings { layers: self.layers.iter().map(|layer| layer.sources.clone()).collect() }.to_json()
+        RidgeSettings::plain(self.layers.iter().map(|layer| layer.sources.clone()).collect()).to_json()
     }
 
     /// Per target layer and part `layers.{l}.{p}.weight` `[n_kv_t, k · d_s, d_t]` and `layers.{l}.{p}.bias` `[n_kv_t · d_t]`. Matrices
