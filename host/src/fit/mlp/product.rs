@@ -21,7 +21,7 @@ impl CustomOp1 for Rows {
         let ((count, inputs), (_, outputs)) = (self.0.dims2()?, layout.shape().dims2()?);
         let (storage, own) = self.0.storage_and_layout();
         let Storage::Cpu(rows) = &*storage else { return Err(Error::msg("rows-product: expected rows in memory")) };
-        let (rows, weight) = (dense(rows, &own)?, dense(weight, layout)?);
+        let (rows, weight) = (dense(rows, own)?, dense(weight, layout)?);
         let mut product = vec![0.0; count * outputs];
         let (left, right) = (View::rows(rows, count, inputs, inputs), View::rows(weight, inputs, outputs, outputs));
         multiply(&mut product, outputs, 0.0, 1.0, left, right);
