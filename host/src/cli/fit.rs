@@ -8,7 +8,9 @@ use kvmig_gate::Policy;
 use crate::{
     cache::Elem,
     fit::{
-        self, CorpusFile, FitOptions,
+        self, CorpusFile, FitOptions, MapperKind,
+        head_matched::Weighting,
+        mlp,
         ridge::{Lambda, LambdaConvention},
     },
     pair::{FitRecord, check_name},
@@ -50,6 +52,21 @@ pub(super) struct Args {
     /// Pair folder to make
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
+    /// Mapper to fit
+    #[arg(long, value_enum, default_value_t = Mapper::Ridge)]
+    mapper: Mapper,
+    /// head-matched: let all rows count alike, instead of as the target's attention has it
+    #[arg(long)]
+    uniform: bool,
+    /// mlp: units of a hidden layer
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().width)]
+    width: usize,
+    /// mlp: times to go through the rows, at most
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().epochs)]
+    epochs: usize,
+    /// mlp: rows of a step
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().batch)]
+    batch: usize,
     /// Name of the pair [default: the folder's]
     #[arg(long)]
     name: Option<String>,
@@ -103,7 +120,7 @@ pub(super) struct Args {
     /// Documents per corpus to measure on; the gate's shipped policy asks for 30
     #[arg(long, value_name = "N", default_value_t = 30)]
     evidence: usize,
-    /// Seed of the split
+    /// Seed of the split, and of a training
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Keep what was captured, for another fit of the same text (another k or λ) in the same place
@@ -120,6 +137,17 @@ pub(super) struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// What `--mapper` takes.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Mapper {
+    /// One affine map for all heads of a layer
+    Ridge,
+    /// An affine map per head, from one head of each source layer
+    HeadMatched,
+    /// A small network per head
+    Mlp,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
@@ -190,6 +218,17 @@ fn too_little_evidence(documents: usize, policy: &Policy) {
 }
 
 impl Args {
+    /// The kind of mapper, and the module that runs it.
+    fn mapper(&self) -> (MapperKind, &'static [u8]) {
+        let Args { width, epochs, batch, seed, .. } = *self;
+        let weighting = if self.uniform { Weighting::Uniform } else { Weighting::Attention };
+        match self.mapper {
+            Mapper::Ridge => (MapperKind::Ridge, RIDGE),
+            Mapper::HeadMatched => (MapperKind::HeadMatched(weighting), RIDGE),
+            Mapper::Mlp => (MapperKind::Mlp(mlp::Settings { width, epochs, batch, seed }), RIDGE),
+        }
+    }
+
     fn options(&self) -> anyhow::Result<FitOptions> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -199,7 +238,9 @@ impl Args {
             }
         };
         check_name(&name).context("the pair's name: give --name NAME")?;
-        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
+        let (mapper, module) = self.mapper();
+        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), module.to_vec());
+        options.mapper = mapper;
         options.held_out = self.held_out.clone();
         options.context = self.context;
         options.tokens = self.tokens;

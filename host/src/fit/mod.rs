@@ -268,6 +268,8 @@ fn draft(
         r2_values: fitted.r2[1],
         jitter: fitted.jitter,
         lambda: chosen.lambda,
+        weighting: fitted.weighting.clone(),
+        training: fitted.training.clone(),
         sweep,
         corpora: plan.corpora.clone(),
     };

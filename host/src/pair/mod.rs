@@ -29,7 +29,7 @@ pub use check::RidgeSettings;
 pub use error::PairError;
 pub use manifest::{
     CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    WeightsRecord,
+    TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use weights::{Tensor, encode as encode_weights, rounded};

@@ -68,6 +68,8 @@ fn draft(elem: Elem) -> Draft {
         r2_values: 0.5,
         jitter: 0.0,
         lambda: Lambda::default(),
+        weighting: None,
+        training: None,
         sweep: vec![SweepPoint {
             k: 2,
             lambda: 0.01,
