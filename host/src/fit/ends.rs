@@ -24,11 +24,27 @@ const TAILS: [usize; 5] = [8, 16, 32, 64, 128];
 const LEAST_MAPPED: f64 = 0.5;
 
 /// A document with the target's own continuation.
-struct Document<'m> {
-    tokens: Vec<u32>,
+pub(super) struct Document<'m> {
+    pub(super) tokens: Vec<u32>,
     domain: String,
     cache: KvCache,
-    native: Native<'m>,
+    pub(super) native: Native<'m>,
+}
+
+impl<'m> Document<'m> {
+    fn run(tools: Tools<'m>, prompt: &Prompt) -> Result<Document<'m>, FitError> {
+        Ok(Document {
+            tokens: prompt.tokens.clone(),
+            domain: prompt.domain.clone(),
+            cache: tools.source.prefill(&prompt.tokens, PrefillOptions::default())?.cache,
+            native: Native::run(tools.target, &prompt.tokens, CONTINUATION, &[])?,
+        })
+    }
+
+    /// Both models over each prompt.
+    pub(super) fn run_all(tools: Tools<'m>, prompts: &[Prompt]) -> Result<Vec<Document<'m>>, FitError> {
+        prompts.iter().map(|prompt| Document::run(tools, prompt)).collect()
+    }
 }
 
 /// What trials need.
@@ -47,7 +63,7 @@ pub(super) fn choose(
     prompts: &[Prompt],
     draft: &dyn Fn(usize, usize) -> Result<Draft, PairError>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(usize, usize, Vec<EndsPoint>), FitError> {
+) -> Result<((usize, usize), Vec<EndsPoint>), FitError> {
     let choices = choices(options);
     let total = prompts.len() + choices.len();
     let mut step = |done: usize| {
@@ -57,12 +73,7 @@ pub(super) fn choose(
     let mut documents = Vec::with_capacity(prompts.len());
     for (done, prompt) in prompts.iter().enumerate() {
         step(done)?;
-        documents.push(Document {
-            tokens: prompt.tokens.clone(),
-            domain: prompt.domain.clone(),
-            cache: tools.source.prefill(&prompt.tokens, PrefillOptions::default())?.cache,
-            native: Native::run(tools.target, &prompt.tokens, CONTINUATION, &[])?,
-        });
+        documents.push(Document::run(tools, prompt)?);
     }
     let mut points = Vec::with_capacity(choices.len());
     let mut admitted: Option<(usize, f64)> = None;
@@ -77,8 +88,7 @@ pub(super) fn choose(
         points.push(point);
     }
     let chosen = admitted.map(|(index, _)| (points[index].head, points[index].tail));
-    let (head, tail) = chosen.unwrap_or((options.head, options.tail));
-    Ok((head, tail, points))
+    Ok((chosen.unwrap_or((options.head, options.tail)), points))
 }
 
 /// The ends to try: one native position or the given head, and every tail that leaves enough to map.
@@ -95,7 +105,11 @@ fn choices(options: &FitOptions) -> Vec<(usize, usize)> {
 }
 
 /// Maps every document: qualities, and the mean handoff in milliseconds.
-fn attempt(tools: Tools<'_>, draft: &Draft, documents: &[Document<'_>]) -> Result<(Vec<Quality>, f64), FitError> {
+pub(super) fn attempt(
+    tools: Tools<'_>,
+    draft: &Draft,
+    documents: &[Document<'_>],
+) -> Result<(Vec<Quality>, f64), FitError> {
     let Tools { gate, device, source, target } = tools;
     let pair = draft.pair();
     let mapper = Mapper::load(pair, device)?;

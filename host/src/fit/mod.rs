@@ -3,6 +3,7 @@
 //! Reading order: [`fit`], [`moments`], [`select`], [`ridge`]. Documents to calibrate, to choose k and to measure on are
 //! disjoint. Interrupted and called again with the same options, a fit goes on from what it had captured and measured.
 
+mod ablate;
 pub mod attention;
 mod capture;
 mod choose;
@@ -44,10 +45,11 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
-        WeightsRecord,
+        self, AblationPoint, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair,
+        PairError, SweepPoint, WeightsRecord,
     },
 };
+use ablate::Ablation;
 use capture::Captured;
 use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
@@ -87,20 +89,31 @@ pub fn fit(
     let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
     let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
     let captured = state.moments.rows();
-    drop((state, rows));
-    let weights = pair::encode_weights(&fitted.tensors)?;
-    let make = |head: usize, tail: usize, ends: &[EndsPoint]| {
+    let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
         let options = FitOptions { head, tail, ..options.clone() };
-        draft(&options, &plan, captured, (&fitted, &weights), (&chosen, &sweep, ends), source, target)
+        draft(&options, &plan, captured, fitted, (&chosen, found), source, target)
     };
-    let draft = if options.sweep {
-        let tools = ends::Tools { gate, device, source, target };
-        let try_out = |head, tail| make(head, tail, &[]);
-        let (head, tail, found) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
-        make(head, tail, &found)?
+    let tools = ends::Tools { gate, device, source, target };
+    let mut found = Found { sweep: &sweep, ends: &[], ablations: &[] };
+    let ablations = match &rows {
+        Some(rows) if options.ablate => {
+            let try_out = |fitted: &Fitted, head, tail| make(fitted, (head, tail), Found::default());
+            let (plan, moments, scores, chosen) = (&plan, &state.moments, &scores, &chosen);
+            Ablation { tools, options, plan, moments, rows, scores, chosen, draft: &try_out }.run(watch)?
+        }
+        _ => Vec::new(),
+    };
+    found.ablations = &ablations;
+    drop((state, rows));
+    let (ends, points);
+    if options.sweep {
+        let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
+        (ends, points) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
+        found.ends = &points;
     } else {
-        make(options.head, options.tail, &[])?
-    };
+        ends = (options.head, options.tail);
+    }
+    let draft = make(&fitted, ends, found)?;
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -277,15 +290,24 @@ fn step(
     if stopped { Err(FitError::Stopped { stage: stage.name() }) } else { Ok(()) }
 }
 
+/// What was found out on the way.
+#[derive(Clone, Copy, Default)]
+struct Found<'a> {
+    sweep: &'a [SweepPoint],
+    ends: &'a [EndsPoint],
+    ablations: &'a [AblationPoint],
+}
+
 fn draft(
     options: &FitOptions,
     plan: &Plan,
     rows: u64,
-    (fitted, weights): (&Fitted, &[u8]),
-    (chosen, sweep, ends): (&Candidate, &[SweepPoint], &[EndsPoint]),
+    fitted: &Fitted,
+    (chosen, found): (&Candidate, Found<'_>),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
+    let weights = pair::encode_weights(&fitted.tensors)?;
     let identity = Identity {
         format: pair::FORMAT,
         head: options.head,
@@ -296,7 +318,7 @@ fn draft(
             module: Digest::of(&options.module),
             settings: fitted.settings.clone(),
         },
-        weights: WeightsRecord { sha256: Digest::of(weights), elem: options.elem },
+        weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
         source: ModelRecord::of(source),
         target: ModelRecord::of(target),
     };
@@ -315,12 +337,13 @@ fn draft(
         lambda: chosen.lambda,
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
-        sweep: sweep.to_vec(),
-        ends: ends.to_vec(),
+        sweep: found.sweep.to_vec(),
+        ends: found.ends.to_vec(),
+        ablations: found.ablations.to_vec(),
         corpora: plan.corpora.clone(),
     };
     let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
-    Draft::new(manifest, options.module.clone(), weights.to_vec())
+    Draft::new(manifest, options.module.clone(), weights)
 }
 
 /// Digest of a sequence of tokens.

@@ -71,6 +71,7 @@ fn draft(elem: Elem) -> Draft {
         weighting: None,
         training: None,
         ends: vec![],
+        ablations: vec![],
         sweep: vec![SweepPoint {
             k: 2,
             lambda: 0.01,

@@ -87,6 +87,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         training: None,
         sweep: vec![],
         ends: vec![],
+        ablations: vec![],
         corpora: vec![],
     };
     let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None };

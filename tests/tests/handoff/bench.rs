@@ -86,6 +86,7 @@ impl Recipe {
             training: None,
             sweep: vec![],
             ends: vec![],
+            ablations: vec![],
             corpora: vec![],
         };
         Draft::new(Manifest { name: "identity".into(), identity, fit, evidence: None }, RIDGE.to_vec(), weights)
