@@ -1,6 +1,6 @@
 //! Checks of `affine@1`.
 
-use super::{Bound, Checker, Footprint, ParamError, length, parse};
+use super::{Bound, Checker, Footprint, ParamError, length, offsets, parse};
 use crate::{Element, Kernel, params::AffineParams};
 
 /// Index of the panel.
@@ -55,11 +55,7 @@ impl Affine {
         check.reach(WEIGHTS, u128::from(p.blocks) * u128::from(p.block_width) * width)?;
         check.reach(BIAS, width)?;
         check.reach(ROPE, u128::from(p.tokens) * u128::from(p.rope_dims))?;
-        let offsets: Vec<u32> = params[fixed..]
-            .chunks_exact(4)
-            .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("chunks of 4 bytes")))
-            .collect();
-        let mut call = Self { params: p, offsets, groups_across: 0 };
+        let mut call = Self { params: p, offsets: offsets(params, fixed), groups_across: 0 };
         for block in call.panel_blocks() {
             check.reach(PANEL, block.end())?;
         }

@@ -137,6 +137,7 @@ impl<'a> Plan<'a> {
             let done = match &step.call {
                 Checked::Gather(call) => cpu::gather(call, input(0), input(1), output),
                 Checked::Affine(call) => cpu::affine(call, input(0), input(1), input(2), input(3), output),
+                Checked::Heads(call) => cpu::heads(call, input(0), input(1), input(2), input(3), output),
                 // Not offered to modules: `check` refused it.
                 Checked::Scan(_) => Ok(()),
             };
