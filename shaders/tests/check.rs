@@ -151,15 +151,12 @@ fn refusals_of_heads_name_the_field() {
         refused(|p| p.blocks = 3),
         "heads@1: parameter block of 64 bytes; expected 68 (56, and 4 for each block's offset)"
     );
-    assert_eq!(refused(|p| p.head_stride = 15), "heads@1: the strides of binding 4 (mapped) make rows or heads overlap");
     assert_eq!(
-        refused(|p| p.out_offset = 4),
-        "heads@1: binding 4 (mapped) has 252 bytes; these parameters reach 256"
+        refused(|p| p.head_stride = 15),
+        "heads@1: the strides of binding 4 (mapped) make rows or heads overlap"
     );
-    assert_eq!(
-        refused(|p| p.panel_heads = 3),
-        "heads@1: binding 0 (panel) has 480 bytes; these parameters reach 504"
-    );
+    assert_eq!(refused(|p| p.out_offset = 4), "heads@1: binding 4 (mapped) has 252 bytes; these parameters reach 256");
+    assert_eq!(refused(|p| p.panel_heads = 3), "heads@1: binding 0 (panel) has 480 bytes; these parameters reach 504");
     let many = HeadsParams { panel_heads: u32::MAX, head_step: 0, ..HEADS };
     let error = heads(many, &[0, 60], HEADS_ELEMENTS).unwrap_err();
     assert!(matches!(error, ParamError::Field { field: "heads * panel_heads", .. }), "{error}");
