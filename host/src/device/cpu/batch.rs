@@ -281,6 +281,11 @@ fn place<'a>(job: &Job<'a>, recording: &'a Recording, binding: &Binding) -> Resu
             Room::Weights(weights)
         }
     };
-    let (first, len) = (binding.offset / scale, binding.size / scale);
-    Ok(Place { room, range: first as usize..(first + len) as usize })
+    let first = (binding.offset / scale) as usize;
+    let mut end = first + (binding.size / scale) as usize;
+    if let Room::Weights(weights) = room {
+        // What an odd number of halves is padded with is no element.
+        end = end.min(weights.len());
+    }
+    Ok(Place { room, range: first..end })
 }
