@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, mem::offset_of, path::Path};
 
 use kvmig_shaders::{
     Access, Element, Kernel, WeightFormat, cpu,
-    params::{AffineParams, GatherParams, HeadsParams, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, HeadsParams, ScanParams},
     table::{Layout, SHADERS},
 };
 
@@ -26,8 +26,9 @@ macro_rules! fields {
 fn parameter_blocks_lie_as_the_shaders_read_them() {
     let gather = fields!(GatherParams: tokens, kv_heads, head_dim, rope_dims, head_stride, row_stride, panel_row_stride,
                          first_row);
-    let affine = fields!(AffineParams: tokens, blocks, block_width, panel_row_stride, kv_heads, head_dim, rope_dims,
-                         head_stride, row_stride, first_row);
+    let affine =
+        fields!(AffineParams: tokens, blocks, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row);
+    let block = fields!(AffineBlock: offset, row_stride, width);
     let heads = fields!(HeadsParams: tokens, blocks, block_width, panel_row_stride, panel_heads, head_step, heads, head_dim,
                         rope_dims, relu, out_offset, head_stride, row_stride, first_row);
     let scan = fields!(ScanParams: rows, cols, planes, row_stride, plane_stride, offset, poison, first_row);
@@ -45,10 +46,11 @@ fn parameter_blocks_lie_as_the_shaders_read_them() {
         assert_eq!(params.span as usize, size, "{shader}");
         assert_eq!(params.members, members, "{shader}");
     }
-    // The offsets follow the fixed part without a gap.
-    for (shader, (size, _)) in [("affine_f32", affine), ("heads_f32", heads)] {
-        assert_eq!(layout(shader, "Block").members, [("params", 0), ("offsets", size as u32)]);
-    }
+    // The blocks follow the fixed part, and each other, without a gap.
+    assert_eq!(layout("affine_f32", "Block").members, [("params", 0), ("features", affine.0 as u32)]);
+    let features = layout("affine_f32", "Features");
+    assert_eq!((features.span as usize, features.members.to_vec()), block);
+    assert_eq!(layout("heads_f32", "Block").members, [("params", 0), ("offsets", heads.0 as u32)]);
 }
 
 /// Stems of the files in a folder of the crate that end so.

@@ -11,7 +11,7 @@ use crate::{
         self, CorpusFile, FitOptions,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::check_name,
+    pair::{FitRecord, check_name},
     sandbox::bundled::RIDGE,
 };
 
@@ -68,6 +68,20 @@ pub(super) struct Args {
     /// Last prompt tokens that the target computes itself
     #[arg(long, value_name = "N", default_value_t = 32)]
     tail: usize,
+    /// First layers that the target computes itself for every token; what it knows of the text then is a feature. 1 costs next
+    /// to nothing (the embeddings); each more costs a layer of the prefill
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    native_layers: usize,
+    /// Predict keys from keys and values (and values from both), rather than each from its own
+    #[arg(long)]
+    joint: bool,
+    /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
+    #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
+    rank: Option<usize>,
+    /// Choose λ along with k (and the rank): from a hundredth to ten times the given one, on the selection documents; prints
+    /// what was found of each
+    #[arg(long)]
+    sweep: bool,
     /// Source layers per target layer [default: chosen on documents kept for it]
     #[arg(long, value_name = "K")]
     k: Option<usize>,
@@ -129,10 +143,39 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     } else {
         let fit = &pair.manifest().fit;
         writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
+        sweep_table(&mut out, fit)?;
         evidence_table(&mut out, &pair)?;
         Forecasts::new(&pair, gate.policy()).table(&mut out)?;
     }
     Ok(Ending::Done)
+}
+
+/// What the choice was made from, the chosen one marked.
+fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
+    if fit.sweep.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "chosen on {} documents that are used for nothing else:", fit.sweep[0].documents)?;
+    writeln!(
+        out,
+        "    {:>3} {:>6} {:>9} {:>13} {:>7} {:>11}",
+        "k", "rank", "λ", "MFLOP/token", "cosine", "worst layer"
+    )?;
+    for point in &fit.sweep {
+        let chosen = (point.k, point.lambda, point.rank) == (fit.k, fit.lambda.value, fit.rank);
+        writeln!(
+            out,
+            "  {} {:>3} {:>6} {:>9} {:>13.1} {:>7.4} {:>11.4}",
+            if chosen { "*" } else { " " },
+            point.k,
+            point.rank.map_or("-".to_owned(), |rank| rank.to_string()),
+            point.lambda,
+            point.mflops,
+            point.cosine_mean,
+            point.cosine_worst_layer
+        )?;
+    }
+    writeln!(out)
 }
 
 /// Said before hours are spent on a pair that the gate will have nothing to judge by.
@@ -165,6 +208,10 @@ impl Args {
         options.tail = self.tail;
         options.k = self.k;
         options.max_k = self.max_k;
+        options.native_layers = self.native_layers;
+        options.joint = self.joint;
+        options.rank = self.rank;
+        options.sweep = self.sweep;
         options.lambda = Lambda { value: self.lambda, convention: self.lambda_convention };
         options.elem = self.weights;
         options.selection = self.selection;

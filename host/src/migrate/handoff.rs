@@ -22,7 +22,7 @@ use super::{
     ExecuteError, Mapper, TrialError,
     answer::Answer,
     execute,
-    flops::FlopCount,
+    flops::{FlopCount, Natively},
     record::{Record, SCHEMA, Stages, Tokens},
     trial,
 };
@@ -422,6 +422,7 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
                 mapped: mapped.len(),
                 native_head: mapped.start,
                 native_tail: prompt - mapped.end,
+                native_layers: pair.native_layers(),
                 generated: 0,
             }
         }
@@ -447,7 +448,7 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
         miss: None,
         tokens,
         ms,
-        flops: FlopCount::new(setup.target.config(), map_flops, prompt, pair.head(), pair.tail()).into(),
+        flops: FlopCount::new(setup.target.config(), map_flops, prompt, &Natively::of(pair)).into(),
         device: setup.device.info(),
         text: String::new(),
     }

@@ -47,7 +47,9 @@ impl Mapper {
     /// [`MapperError`].
     pub fn load(pair: &Pair, device: &Device) -> Result<Mapper, MapperError> {
         let (loaded, module) = (Arc::clone(pair.loaded()), pair.module().clone());
-        let shape = PairShape::new(&pair.identity().source.layout, &pair.identity().target.layout)?;
+        let identity = pair.identity();
+        let shape = PairShape::new(&identity.source.layout, &identity.target.layout)?
+            .with_native_layers(identity.native_layers, identity.target.hidden)?;
         let limits = limits(device);
         let settings = pair.settings().to_owned();
         let plan = module.plan(&shape, &settings, &limits)?;
@@ -68,9 +70,10 @@ impl Mapper {
         self.weights_ms
     }
 
-    /// Multiplications and additions a mapped token costs: two for each element of a weight matrix.
+    /// Multiplications and additions a mapped token costs: two for each element of a weight matrix, of every head where
+    /// heads have matrices of their own.
     pub fn flops_per_token(&self) -> f64 {
-        let matrices = self.weights.values().filter(|weight| weight.shape.len() == 2);
+        let matrices = self.weights.values().filter(|weight| weight.shape.len() > 1);
         matrices.map(|weight| 2.0 * weight.shape.iter().product::<usize>() as f64).sum()
     }
 }

@@ -16,7 +16,7 @@ mod record;
 mod trial;
 
 pub use execute::{ExecuteError, Job, execute};
-pub use flops::FlopCount;
+pub use flops::{FlopCount, Natively};
 pub use handoff::{Answered, Ask, Event, HandoffError, Setup, Trouble, facts, precision, run};
 pub use mapper::{Mapper, MapperError};
 pub use record::{Flops, Leverage, Record, SCHEMA, Stages, Tokens};

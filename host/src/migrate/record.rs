@@ -75,6 +75,8 @@ pub struct Tokens {
     pub native_head: usize,
     /// Computed by the target at the end.
     pub native_tail: usize,
+    /// Layers that the target computed itself for every token.
+    pub native_layers: usize,
     /// Answer tokens.
     pub generated: usize,
 }
@@ -97,6 +99,8 @@ pub struct Stages {
     pub gate: f64,
     /// Planning and recording in the sandbox, and checking what was recorded.
     pub module: f64,
+    /// The target's first layers over the whole prompt, where the pair has such.
+    pub native_layers: f64,
     /// Bringing the source cache to the device.
     pub upload: f64,
     /// The kernels.
@@ -118,8 +122,9 @@ pub struct Stages {
 impl Stages {
     /// Takes the time of the whole, and names what the stages leave of it.
     pub(super) fn close(&mut self, handoff: f64) {
-        let Stages { gate, module, upload, map, readback, install, native_ends, reprefill, .. } = *self;
-        let stages = gate + module + upload + map + readback + install + native_ends + reprefill.unwrap_or(0.0);
+        let Stages { gate, module, native_layers, upload, map, readback, install, native_ends, reprefill, .. } = *self;
+        let stages =
+            gate + module + native_layers + upload + map + readback + install + native_ends + reprefill.unwrap_or(0.0);
         self.handoff = handoff;
         // The device's own clocks may add up to a little more than ours.
         self.other = (handoff - stages).max(0.0);

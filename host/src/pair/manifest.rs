@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of the folder's format.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Everything about a pair but its weights, module and documents' outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct Identity {
     pub head: usize,
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
+    /// First layers that the target computes itself, for every token; the others are mapped.
+    #[serde(default, skip_serializing_if = "super::check::is_zero")]
+    pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,
     /// Its weights.
@@ -87,6 +90,8 @@ pub struct ModelRecord {
     pub digest: Digest,
     /// Digest of its tokenizer; both models' are equal.
     pub tokenizer: Digest,
+    /// Width of its residual stream.
+    pub hidden: usize,
     /// Its caches.
     pub layout: CacheLayout,
 }
@@ -98,6 +103,7 @@ impl ModelRecord {
             name: kvmig_gate::parse::printable(model.name()),
             digest: model.digest(),
             tokenizer: model.tokenizer().tokenizer_digest(),
+            hidden: model.config().hidden,
             layout: model.layout().clone(),
         }
     }
@@ -111,6 +117,9 @@ pub struct FitRecord {
     pub kvmig: String,
     /// Source layers per target layer.
     pub k: usize,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// Seed of the split of documents.
     pub seed: u64,
     /// Tokens of a calibration sequence at most.
@@ -136,12 +145,19 @@ pub struct FitRecord {
     pub corpora: Vec<CorpusRecord>,
 }
 
-/// One k of the sweep, on the selection documents.
+/// One candidate of the sweep, on the selection documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepPoint {
     /// Source layers per target layer.
     pub k: usize,
+    /// Strength of the ridge, by the fit's convention.
+    pub lambda: f64,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// Millions of multiplications and additions that a mapped token costs.
+    pub mflops: f64,
     /// Attention-output cosine over layers, heads and documents.
     pub cosine_mean: f64,
     /// The worst layer's, averaged over documents.

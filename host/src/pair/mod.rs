@@ -136,6 +136,11 @@ impl Pair {
         self.manifest.identity.tail
     }
 
+    /// First layers that the target computes itself, for every token.
+    pub fn native_layers(&self) -> usize {
+        self.manifest.identity.native_layers
+    }
+
     /// Kind of mapper, such as `ridge`.
     pub fn mapper(&self) -> &str {
         &self.manifest.identity.mapper.kind

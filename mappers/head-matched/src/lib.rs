@@ -19,7 +19,7 @@ const CHUNK_TOKENS: u32 = 256;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// For each target layer the source layers it reads, in the order of its weights' rows.
+    /// For each target layer that is mapped the source layers it reads, in the order of its weights' rows.
     layers: Vec<Vec<u32>>,
 }
 
@@ -39,11 +39,16 @@ impl Mapper for HeadMatched {
 
     fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal> {
         let selection = select(pair, settings)?;
-        let chunk_tokens = longest_chunk(pair, &selection, CHUNK_TOKENS)?;
-        let layers = selection.layers().iter().enumerate();
+        let chunk_tokens = longest_chunk(CHUNK_TOKENS, |tokens| Panels::bytes(pair, &selection, tokens))?;
+        let mut weights = Vec::new();
+        for (l, selected) in selection.layers().iter().enumerate() {
+            for part in ["k", "v"] {
+                weights.extend(specs(pair, &selection.name(l, part), selected.len() as u32));
+            }
+        }
         Ok(WorkPlan {
             kind: "head-matched".into(),
-            weights: layers.flat_map(|(l, selected)| layer_weights(pair, l, selected.len() as u32)).collect(),
+            weights,
             chunk_tokens,
             scratch_bytes: 2 * Panels::bytes(pair, &selection, chunk_tokens),
             max_dispatches: 2 * (selection.used().len() + selection.layers().len()) as u32,
@@ -56,8 +61,8 @@ impl Mapper for HeadMatched {
         for (l, selected) in selection.layers().iter().enumerate() {
             let offsets = panels.offsets(&selection, selected);
             let Kv { k, v } = &job.target[l];
-            heads(pair, &job, &format!("layers.{l}.k"), &panels.keys, &offsets, pair.target.rope_dims, k)?;
-            heads(pair, &job, &format!("layers.{l}.v"), &panels.values, &offsets, 0, v)?;
+            heads(pair, &job, &selection.name(l, "k"), &panels.keys, &offsets, pair.target.rope_dims, k)?;
+            heads(pair, &job, &selection.name(l, "v"), &panels.values, &offsets, 0, v)?;
         }
         Ok(())
     }
@@ -67,16 +72,11 @@ fn select(pair: &ModelPair, settings: &str) -> Result<Selection, Refusal> {
     Selection::new(pair, parse_settings::<Settings>(settings)?.layers)
 }
 
-/// Weights and biases of one target layer: `[n_t, blocks * d_s, d_t]` and `[n_t * d_t]`.
-fn layer_weights(pair: &ModelPair, layer: usize, blocks: u32) -> [WeightSpec; 4] {
+/// Weights and bias of one target layer's keys or values: `[n_t, blocks * d_s, d_t]` and `[n_t * d_t]`.
+fn specs(pair: &ModelPair, name: &str, blocks: u32) -> [WeightSpec; 2] {
     let (heads, dim) = (pair.target.kv_heads, pair.target.head_dim);
     let shape = [heads, blocks * pair.source.head_dim, dim];
-    [
-        weight(format!("layers.{layer}.k.weight"), &shape),
-        bias(format!("layers.{layer}.k.bias"), heads * dim),
-        weight(format!("layers.{layer}.v.weight"), &shape),
-        bias(format!("layers.{layer}.v.bias"), heads * dim),
-    ]
+    [weight(format!("{name}.weight"), &shape), bias(format!("{name}.bias"), heads * dim)]
 }
 
 /// Computes one target layer's keys or values from its blocks (planes of the panel).

@@ -26,7 +26,7 @@ const ACTIVATION_BYTES: u64 = 64 << 20;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// For each target layer the source layers it reads, in the order of its weights' rows.
+    /// For each target layer that is mapped the source layers it reads, in the order of its weights' rows.
     layers: Vec<Vec<u32>>,
     /// Neurons of each of the two hidden layers.
     width: u32,
@@ -49,10 +49,16 @@ impl Mapper for Mlp {
     fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal> {
         let (selection, networks) = resolve(pair, settings)?;
         let chunk_tokens = chunk_tokens(pair, &selection, &networks)?;
+        let mut weights = Vec::new();
+        for (l, network) in networks.iter().enumerate() {
+            for part in ["k", "v"] {
+                weights.extend(network.weights(&selection.name(l, part)));
+            }
+        }
         let groups: usize = networks.iter().map(|network| network.groups().count()).sum();
         Ok(WorkPlan {
             kind: "mlp".into(),
-            weights: networks.iter().enumerate().flat_map(|(l, network)| network.weights(l)).collect(),
+            weights,
             chunk_tokens,
             scratch_bytes: 2
                 * (Panels::bytes(pair, &selection, chunk_tokens) + activation_bytes(&networks, chunk_tokens)),
@@ -69,8 +75,8 @@ impl Mapper for Mlp {
             let offsets = panels.offsets(&selection, &selection.layers()[l]);
             let Kv { k, v } = &job.target[l];
             let keys =
-                Side { name: format!("layers.{l}.k"), panel: &panels.keys, rope_dims: pair.target.rope_dims, view: k };
-            let values = Side { name: format!("layers.{l}.v"), panel: &panels.values, rope_dims: 0, view: v };
+                Side { name: selection.name(l, "k"), panel: &panels.keys, rope_dims: pair.target.rope_dims, view: k };
+            let values = Side { name: selection.name(l, "v"), panel: &panels.values, rope_dims: 0, view: v };
             for group in network.groups() {
                 chunk.run(network, &group, &offsets, &keys)?;
                 chunk.run(network, &group, &offsets, &values)?;
@@ -97,7 +103,7 @@ fn activation_bytes(networks: &[Network], tokens: u32) -> u64 {
 /// The longest chunk, halved, whose panels fit this device's bindings and whose activations fit them and the bound.
 fn chunk_tokens(pair: &ModelPair, selection: &Selection, networks: &[Network]) -> Result<u32, Refusal> {
     let most = gpu::limits().max_binding_bytes.min(ACTIVATION_BYTES / 2);
-    let mut tokens = longest_chunk(pair, selection, CHUNK_TOKENS)?;
+    let mut tokens = longest_chunk(CHUNK_TOKENS, |tokens| Panels::bytes(pair, selection, tokens))?;
     while tokens > 0 {
         if activation_bytes(networks, tokens) <= most {
             return Ok(tokens);

@@ -96,21 +96,18 @@ impl Network {
         })
     }
 
-    /// Weights and biases of target layer `layer`, of keys and then values.
-    pub(crate) fn weights(&self, layer: usize) -> Vec<WeightSpec> {
+    /// Weights and biases of the networks of `name` = `layers.{l}.{k or v}`.
+    pub(crate) fn weights(&self, name: &str) -> Vec<WeightSpec> {
         let mut specs = Vec::new();
-        for side in ["k", "v"] {
-            let name = format!("layers.{layer}.{side}");
-            for group in self.groups() {
-                for part in Part::ALL {
-                    let (rows, columns) = match part {
-                        Part::In => (self.inputs, self.width),
-                        Part::Mid => (self.width, self.width),
-                        Part::Out => (self.width, self.outputs),
-                    };
-                    specs.push(weight(part.weight(&name, &group), &[group.heads, rows, columns]));
-                    specs.push(bias(part.bias(&name, &group), group.heads * columns));
-                }
+        for group in self.groups() {
+            for part in Part::ALL {
+                let (rows, columns) = match part {
+                    Part::In => (self.inputs, self.width),
+                    Part::Mid => (self.width, self.width),
+                    Part::Out => (self.width, self.outputs),
+                };
+                specs.push(weight(part.weight(name, &group), &[group.heads, rows, columns]));
+                specs.push(bias(part.bias(name, &group), group.heads * columns));
             }
         }
         specs

@@ -35,7 +35,7 @@ pub use bindings::kvmig::mapper::types::{
     CacheShape, Dtype, Fault, Metadata, ModelPair, Refusal, Shader, WeightSpec, WorkPlan,
 };
 pub use panel::{Panels, longest_chunk};
-pub use params::{AffineParams, GatherParams, HeadsParams};
+pub use params::{AffineBlock, AffineParams, GatherParams, HeadsParams};
 pub use selection::Selection;
 pub use settings::parse_settings;
 

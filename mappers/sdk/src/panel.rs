@@ -39,25 +39,24 @@ impl Panels {
 
     /// First element of the plane of each of these source layers, all of which are used.
     pub fn offsets(&self, selection: &Selection, layers: &[u32]) -> Vec<u32> {
-        let plane = |&layer: &u32| selection.used().partition_point(|&used| used < layer) as u32;
-        layers.iter().map(|layer| plane(layer) * self.plane_elements).collect()
+        layers.iter().map(|&layer| selection.plane(layer) * self.plane_elements).collect()
     }
 }
 
-/// The longest chunk, halved from `most` tokens, whose panels fit into one binding each of this device.
+/// The longest chunk, halved from `most` tokens, whose panels of `bytes(tokens)` bytes fit into one binding of this device.
 ///
 /// # Errors
 /// [`Refusal::Limit`] when the panel of one token doesn't.
-pub fn longest_chunk(pair: &ModelPair, selection: &Selection, most: u32) -> Result<u32, Refusal> {
+pub fn longest_chunk(most: u32, bytes: impl Fn(u32) -> u64) -> Result<u32, Refusal> {
     let limit = gpu::limits().max_binding_bytes;
     let mut tokens = most;
     while tokens > 0 {
-        if Panels::bytes(pair, selection, tokens) <= limit {
+        if bytes(tokens) <= limit {
             return Ok(tokens);
         }
         tokens /= 2;
     }
-    let one = Panels::bytes(pair, selection, 1);
+    let one = bytes(1);
     let why =
         format!("one token's panel takes {one} bytes, a binding of this device at most {limit}: select fewer layers");
     Err(Refusal::Limit(why))

@@ -1,6 +1,6 @@
 //! Checks of `heads@1`.
 
-use super::{Bound, Checker, Footprint, ParamError, length, offsets, parse};
+use super::{Bound, Checker, Footprint, ParamError, length, parse};
 use crate::{Element, Kernel, params::HeadsParams};
 
 /// Index of the panel.
@@ -67,7 +67,9 @@ impl Heads {
         // What the shader divides to find a head's panel head.
         let product = u64::from(p.heads - 1) * u64::from(p.panel_heads);
         check.field("heads * panel_heads", product, product <= u32::MAX.into(), "less than 2^32")?;
-        let mut call = Self { params: p, offsets: offsets(params, fixed), groups_across: 0 };
+        let offsets = params[fixed..].chunks_exact(4);
+        let offsets = offsets.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("chunks of 4 bytes"))).collect();
+        let mut call = Self { params: p, offsets, groups_across: 0 };
         let last = call.panel_head(p.heads - 1);
         for &offset in &call.offsets {
             let first = u128::from(offset) + u128::from(last) * u128::from(p.head_step);

@@ -113,7 +113,7 @@ pub enum ParamError {
 
 fn hint(kernel: &str) -> &'static str {
     match Kernel::from_name(kernel) {
-        Ok(Kernel::Affine) => " (40, and 4 for each block's offset)",
+        Ok(Kernel::Affine) => " (32, and 12 for each block)",
         Ok(Kernel::Heads) => " (56, and 4 for each block's offset)",
         _ => "",
     }
@@ -313,12 +313,6 @@ fn parse<T: bytemuck::AnyBitPattern>(kernel: Kernel, params: &[u8]) -> Result<T,
         expected: size as u64,
         found: params.len() as u64,
     })
-}
-
-/// The little-endian words behind the fixed part: the blocks' offsets.
-fn offsets(params: &[u8], fixed: usize) -> Vec<u32> {
-    let words = params[fixed..].chunks_exact(4);
-    words.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("chunks of 4 bytes"))).collect()
 }
 
 fn length(kernel: Kernel, params: &[u8], expected: u64) -> Result<(), ParamError> {

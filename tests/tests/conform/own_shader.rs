@@ -64,6 +64,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         format: FORMAT,
         head: HEAD,
         tail: TAIL,
+        native_layers: 0,
         mapper: MapperRecord { kind: MODE.into(), module: Digest::of(MODULE), settings: MODE.into() },
         weights: WeightsRecord { sha256: Digest::of(&weights), elem: Elem::F32 },
         source: ModelRecord::of(source),
@@ -72,6 +73,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").into(),
         k: 1,
+        rank: None,
         seed: 0,
         context: TOKENS,
         stride: 1,

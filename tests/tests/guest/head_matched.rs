@@ -112,7 +112,7 @@ fn settings_that_do_not_fit_are_declined_with_the_reason() {
     for (settings, expected) in [
         ("", "settings: EOF while parsing a value"),
         (r#"{"layers": [[0], [1]], "width": 4}"#, "settings: unknown field `width`"),
-        (r#"{"layers": [[0]]}"#, "settings.layers: found 1 entries, expected one per target layer (2)"),
+        (r#"{"layers": [[0]]}"#, "settings.layers: found 1 entries, expected one per target layer that is mapped (2)"),
         (r#"{"layers": [[0], []]}"#, "settings.layers[1]: found no source layer"),
         (r#"{"layers": [[0], [3]]}"#, "settings.layers[1]: found source layer 3, expected less than 3"),
         (r#"{"layers": [[0], [1, 0, 1]]}"#, "settings.layers[1]: found source layer 1 twice"),

@@ -58,6 +58,7 @@ impl Recipe {
             format: FORMAT,
             head: self.head,
             tail: self.tail,
+            native_layers: 0,
             mapper: MapperRecord {
                 // A reader of pair folders holds the weights of a `ridge` to the shapes; another kind's, only the sandbox.
                 kind: if self.narrow { "other" } else { "ridge" }.into(),
@@ -71,6 +72,7 @@ impl Recipe {
         let fit = FitRecord {
             kvmig: env!("CARGO_PKG_VERSION").into(),
             k: 1,
+            rank: None,
             seed: 0,
             context: 0,
             stride: 1,

@@ -6,7 +6,7 @@ use half::f16;
 use kvmig_gate::{Digest, Loaded, Loader, PairIdentity, WeightElem};
 use kvmig_shaders::{
     Kernel, WeightFormat,
-    params::{AffineParams, GatherParams},
+    params::{AffineBlock, AffineParams, GatherParams},
     tolerance::{Expected, Tolerance},
 };
 
@@ -217,6 +217,7 @@ impl Fixture {
             weights,
             source: &self.source,
             target,
+            lower: None,
             slots: self.case.first..self.case.first + self.case.tokens,
             positions: &self.positions,
             pacing,
@@ -296,8 +297,6 @@ impl Fixture {
         let params = AffineParams {
             tokens: panels.tokens as u32,
             blocks: map.layers.len() as u32,
-            block_width: from.width() as u32,
-            panel_row_stride: panels.row,
             kv_heads: to.heads as u32,
             head_dim: to.d as u32,
             rope_dims: if value { 0 } else { to.rope_dims as u32 },
@@ -307,7 +306,9 @@ impl Fixture {
         };
         let mut bytes = bytemuck::bytes_of(&params).to_vec();
         for &layer in &map.layers {
-            bytes.extend((panels.layer * layer as u32).to_le_bytes());
+            let offset = panels.layer * layer as u32;
+            let block = AffineBlock { offset, row_stride: panels.row, width: from.width() as u32 };
+            bytes.extend_from_slice(bytemuck::bytes_of(&block));
         }
         let mut bindings = vec![whole(0, BufferId::Scratch(u32::from(value)), panels.bytes)];
         bindings.extend(self.weights(map, plane, 0));
