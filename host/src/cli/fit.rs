@@ -13,7 +13,7 @@ use crate::{
         mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::{FitRecord, Pair, check_name},
+    pair::{EndsPoint, FitRecord, Pair, check_name},
     sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
@@ -95,8 +95,8 @@ pub(super) struct Args {
     /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
     #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
     rank: Option<usize>,
-    /// Choose λ along with k (and the rank): from a hundredth to ten times the given one, on the selection documents; prints
-    /// what was found of each
+    /// Choose λ along with k (and the rank), from a hundredth to ten times the given one, and then the native ends, all on the
+    /// selection documents; prints what was found of each
     #[arg(long)]
     sweep: bool,
     /// Source layers per target layer [default: chosen on documents kept for it]
@@ -191,6 +191,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         let (name, mapper, folder) = (pair.name(), pair.mapper(), options.out.display());
         writeln!(out, "{name}: {mapper}, k = {}, {} rows, written to {folder}\n", fit.k, fit.rows)?;
         sweep_table(&mut out, fit)?;
+        ends_table(&mut out, pair)?;
         evidence_table(&mut out, pair)?;
         Forecasts::new(pair, gate.policy()).table(&mut out)?;
         if pairs.len() > 1 {
@@ -224,6 +225,19 @@ fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
             point.cosine_mean,
             point.cosine_worst_layer
         )?;
+    }
+    writeln!(out)
+}
+
+/// What the native ends are worth and cost, the chosen ones marked.
+fn ends_table(out: &mut impl Write, pair: &Pair) -> std::io::Result<()> {
+    let points = &pair.manifest().fit.ends;
+    let Some(first) = points.first() else { return Ok(()) };
+    writeln!(out, "native ends on the same documents (re-prefill {:.0} ms):", first.reprefill_ms)?;
+    writeln!(out, "    {:>4} {:>4} {:>9} {:>9} {:>10}", "head", "tail", "KL, nats", "agreement", "handoff")?;
+    for EndsPoint { head, tail, kl_nats, agreement, handoff_ms, .. } in points {
+        let mark = if (*head, *tail) == (pair.head(), pair.tail()) { "*" } else { " " };
+        writeln!(out, "  {mark} {head:>4} {tail:>4} {kl_nats:>9.3} {agreement:>9.2} {handoff_ms:>7.1} ms")?;
     }
     writeln!(out)
 }

@@ -9,6 +9,7 @@ mod choose;
 mod content;
 pub mod corpus;
 pub mod design;
+mod ends;
 mod error;
 mod evidence;
 mod fitted;
@@ -43,7 +44,7 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
+        self, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
         WeightsRecord,
     },
 };
@@ -85,8 +86,21 @@ pub fn fit(
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
     let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
-    let draft = draft(options, &plan, state.moments.rows(), &fitted, (&chosen, sweep), source, target)?;
-    drop((fitted, state, rows));
+    let captured = state.moments.rows();
+    drop((state, rows));
+    let weights = pair::encode_weights(&fitted.tensors)?;
+    let make = |head: usize, tail: usize, ends: &[EndsPoint]| {
+        let options = FitOptions { head, tail, ..options.clone() };
+        draft(&options, &plan, captured, (&fitted, &weights), (&chosen, &sweep, ends), source, target)
+    };
+    let draft = if options.sweep {
+        let tools = ends::Tools { gate, device, source, target };
+        let try_out = |head, tail| make(head, tail, &[]);
+        let (head, tail, found) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
+        make(head, tail, &found)?
+    } else {
+        make(options.head, options.tail, &[])?
+    };
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -267,12 +281,11 @@ fn draft(
     options: &FitOptions,
     plan: &Plan,
     rows: u64,
-    fitted: &Fitted,
-    (chosen, sweep): (&Candidate, Vec<SweepPoint>),
+    (fitted, weights): (&Fitted, &[u8]),
+    (chosen, sweep, ends): (&Candidate, &[SweepPoint], &[EndsPoint]),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
-    let weights = pair::encode_weights(&fitted.tensors)?;
     let identity = Identity {
         format: pair::FORMAT,
         head: options.head,
@@ -283,7 +296,7 @@ fn draft(
             module: Digest::of(&options.module),
             settings: fitted.settings.clone(),
         },
-        weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
+        weights: WeightsRecord { sha256: Digest::of(weights), elem: options.elem },
         source: ModelRecord::of(source),
         target: ModelRecord::of(target),
     };
@@ -302,11 +315,12 @@ fn draft(
         lambda: chosen.lambda,
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
-        sweep,
+        sweep: sweep.to_vec(),
+        ends: ends.to_vec(),
         corpora: plan.corpora.clone(),
     };
     let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
-    Draft::new(manifest, options.module.clone(), weights)
+    Draft::new(manifest, options.module.clone(), weights.to_vec())
 }
 
 /// Digest of a sequence of tokens.

@@ -48,7 +48,8 @@ pub struct FitOptions {
     pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
-    /// Whether λ is chosen along with k, and the rank where there is one: from a few around the given ones.
+    /// Whether λ is chosen along with k, and the rank where there is one, from a few around the given ones; and then the native
+    /// ends.
     pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
@@ -252,6 +253,8 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
+    /// The native ends are chosen; a step is a document or a choice.
+    Ends,
     /// The weights are solved for; one step, or a chunk of rows.
     Solve,
     /// Networks are trained; a step is an epoch of a target layer.
@@ -267,6 +270,7 @@ impl Stage {
             Stage::Capture => "capture",
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
+            Stage::Ends => "choosing the native ends",
             Stage::Solve => "solve",
             Stage::Train => "training",
             Stage::Evidence => "evidence",

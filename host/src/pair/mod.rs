@@ -28,8 +28,8 @@ use crate::{
 pub use check::RidgeSettings;
 pub use error::PairError;
 pub use manifest::{
-    CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    TrainingRecord, WeightingRecord, WeightsRecord,
+    CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord,
+    SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use weights::{Tensor, encode as encode_weights, rounded};

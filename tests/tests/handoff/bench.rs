@@ -85,6 +85,7 @@ impl Recipe {
             weighting: None,
             training: None,
             sweep: vec![],
+            ends: vec![],
             corpora: vec![],
         };
         Draft::new(Manifest { name: "identity".into(), identity, fit, evidence: None }, RIDGE.to_vec(), weights)
