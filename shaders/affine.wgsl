@@ -4,8 +4,8 @@
 //
 // where the rows of W are the blocks' columns, one block after the other.
 //
-// The declaration of the weights and `weight(i)` come from affine_f32.wgsl, affine_f16.wgsl or affine_packed.wgsl, which
-// the build puts in front of this file.
+// The declaration of the weights and `weight(i)` come from weights_f32.wgsl, weights_f16.wgsl or weights_packed.wgsl, `columns`
+// and `store_pair` from pairs.wgsl: the build puts them in front of this file.
 //
 // An invocation owns 4 tokens by 4 pairs of columns in registers; a pair (i, i + rope_dims / 2) is rotated together, and
 // of the columns that aren't rotated the second half is paired with the first. Pairs are counted across heads, so that
@@ -40,37 +40,12 @@ struct Block {
 @group(0) @binding(4) var<storage, read_write> mapped: array<f32>;
 @group(0) @binding(5) var<storage, read> block: Block;
 
-// Columns (first, second) of pair `pair` of a head, counted within the head; equal where the last one stands alone.
-fn columns(pair: u32) -> vec2<u32> {
-    let rotated = block.params.rope_dims / 2u;
-    if pair < rotated {
-        return vec2<u32>(pair, pair + rotated);
-    }
-    let rest = (block.params.head_dim - block.params.rope_dims + 1u) / 2u;
-    let first = block.params.rope_dims + pair - rotated;
-    let second = first + rest;
-    return vec2<u32>(first, select(first, second, second < block.params.head_dim));
-}
-
 fn store(row: u32, pair: u32, pairs: u32, a: f32, b: f32) {
     let p = block.params;
     if row >= p.tokens || pair >= pairs * p.kv_heads {
         return;
     }
-    let within = pair % pairs;
-    let dest = (pair / pairs) * p.head_stride + row * p.row_stride;
-    let column = columns(within);
-    let rotated = p.rope_dims / 2u;
-    if within < rotated {
-        let turn = rope[row * rotated + within];
-        mapped[dest + column.x] = a * turn.x - b * turn.y;
-        mapped[dest + column.y] = b * turn.x + a * turn.y;
-    } else {
-        mapped[dest + column.x] = a;
-        if column.y != column.x {
-            mapped[dest + column.y] = b;
-        }
-    }
+    store_pair((pair / pairs) * p.head_stride + row * p.row_stride, row, pair % pairs, a, b);
 }
 
 fn store_row(row: u32, pair: u32, pairs: u32, a: vec4<f32>, b: vec4<f32>) {

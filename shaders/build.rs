@@ -15,11 +15,14 @@ use std::{env, error::Error, fmt::Write as _, fs, path::Path, process::ExitCode}
 use reflect::{Features, Parsed};
 
 /// A module: its name in the table, the files it is put together from, and what it needs of an adapter.
-const MODULES: [(&str, &[&str], Features); 5] = [
+const MODULES: [(&str, &[&str], Features); 8] = [
     ("gather", &["gather.wgsl"], Features { f16: false }),
-    ("affine_f32", &["affine_f32.wgsl", "affine.wgsl"], Features { f16: false }),
-    ("affine_f16", &["affine_f16.wgsl", "affine.wgsl"], Features { f16: true }),
-    ("affine_packed", &["affine_packed.wgsl", "affine.wgsl"], Features { f16: false }),
+    ("affine_f32", &["weights_f32.wgsl", "pairs.wgsl", "affine.wgsl"], Features { f16: false }),
+    ("affine_f16", &["weights_f16.wgsl", "pairs.wgsl", "affine.wgsl"], Features { f16: true }),
+    ("affine_packed", &["weights_packed.wgsl", "pairs.wgsl", "affine.wgsl"], Features { f16: false }),
+    ("heads_f32", &["weights_f32.wgsl", "pairs.wgsl", "heads.wgsl"], Features { f16: false }),
+    ("heads_f16", &["weights_f16.wgsl", "pairs.wgsl", "heads.wgsl"], Features { f16: true }),
+    ("heads_packed", &["weights_packed.wgsl", "pairs.wgsl", "heads.wgsl"], Features { f16: false }),
     ("scan", &["scan.wgsl"], Features { f16: false }),
 ];
 

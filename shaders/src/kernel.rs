@@ -9,11 +9,13 @@ pub enum Kernel {
     Gather,
     /// `affine@1`: matrix product over a panel's blocks, bias and the target's rotation in one.
     Affine,
+    /// `heads@1`: a product of its own for every head, with bias, optional ReLU and the target's rotation.
+    Heads,
     /// `scan@1`: counts words that are poison, infinite or NaN. The host's own; not offered to modules.
     Scan,
 }
 
-/// How the weights of `affine@1` lie in their buffer. A choice of the host's that a module doesn't see.
+/// How a kernel's weights lie in their buffer. A choice of the host's that a module doesn't see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
     /// 32-bit floats.
@@ -38,9 +40,9 @@ fn offered_list() -> String {
 
 impl Kernel {
     /// All kernels.
-    pub const ALL: [Self; 3] = [Self::Gather, Self::Affine, Self::Scan];
+    pub const ALL: [Self; 4] = [Self::Gather, Self::Affine, Self::Heads, Self::Scan];
     /// Those that modules may ask for.
-    pub const OFFERED: [Self; 2] = [Self::Gather, Self::Affine];
+    pub const OFFERED: [Self; 3] = [Self::Gather, Self::Affine, Self::Heads];
 
     /// The kernel of that name, version included, among those offered to modules.
     ///
@@ -58,17 +60,21 @@ impl Kernel {
         match self {
             Self::Gather => "gather@1",
             Self::Affine => "affine@1",
+            Self::Heads => "heads@1",
             Self::Scan => "scan@1",
         }
     }
 
-    /// The WGSL module that serves the kernel. Only `affine@1` has several, by the format of its weights.
+    /// The WGSL module that serves the kernel. Kernels with weights have several, by the format of those.
     pub fn shader(self, weights: WeightFormat) -> &'static Shader {
         let name = match (self, weights) {
             (Self::Gather, _) => "gather",
             (Self::Affine, WeightFormat::F32) => "affine_f32",
             (Self::Affine, WeightFormat::F16) => "affine_f16",
             (Self::Affine, WeightFormat::PackedF16) => "affine_packed",
+            (Self::Heads, WeightFormat::F32) => "heads_f32",
+            (Self::Heads, WeightFormat::F16) => "heads_f16",
+            (Self::Heads, WeightFormat::PackedF16) => "heads_packed",
             (Self::Scan, _) => "scan",
         };
         SHADERS.iter().find(|shader| shader.name == name).expect("the build script's table holds every module")

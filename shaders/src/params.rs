@@ -78,6 +78,49 @@ pub struct AffineBlock {
     pub width: u32,
 }
 
+/// Parameters of `heads@1`; followed in the same byte string by `blocks` little-endian u32: the element offset in the panel
+/// binding of each block's first row, of its first head.
+///
+/// Storage bindings: 0 panel (read, f32), 1 weights `[heads, blocks * block_width, head_dim]` (read; f32, or f16 two to a
+/// u32: the host knows which), 2 bias `[heads * head_dim]` (read, f32), 3 the target's RoPE table
+/// `[tokens, rope_dims / 2, 2]` (read; at least 8 bytes, even if `rope_dims` is 0), 4 output (write, f32): a target view, or
+/// scratch.
+/// With a(h) = ⌊h · panel_heads / heads⌋ and act(x) = max(x, 0) where `relu` is 1, x where it is 0:
+/// `out[h, t, :] = rotate(act(bias[h] + Σ_b Σ_j panel[offset_b + a(h) * head_step + t * panel_row_stride + j] *
+/// weights[h, b * block_width + j, :]))`, at `out_offset + h * head_stride + t * row_stride`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct HeadsParams {
+    /// Tokens of the chunk.
+    pub tokens: u32,
+    /// Blocks (selected source layers; 1 where the panel holds activations).
+    pub blocks: u32,
+    /// Columns of a block that one head reads.
+    pub block_width: u32,
+    /// Elements from one panel row to the next.
+    pub panel_row_stride: u32,
+    /// Heads of the panel; 1 where every head reads the same.
+    pub panel_heads: u32,
+    /// Elements from one panel head to the next.
+    pub head_step: u32,
+    /// Heads that are computed.
+    pub heads: u32,
+    /// Columns of a head that is computed.
+    pub head_dim: u32,
+    /// Rotated dimensions of the target, half-split; 0 for values and activations.
+    pub rope_dims: u32,
+    /// 1 for a ReLU, 0 for none; a head that is rotated has none.
+    pub relu: u32,
+    /// Element of the output binding that the first head begins at.
+    pub out_offset: u32,
+    /// Elements from one head of the output to the next.
+    pub head_stride: u32,
+    /// Elements from one token of the output to the next.
+    pub row_stride: u32,
+    /// First token of the slice that the host dispatches; a guest leaves it 0.
+    pub first_row: u32,
+}
+
 /// Parameters of `scan@1`, the host's own: a block `[planes, rows, cols]` of 32-bit words. Strides and offsets in words.
 ///
 /// Storage bindings: 0 the words (read), 1 counts `[3]` of u32 (read and written; the host zeroes them): poison, other NaN,

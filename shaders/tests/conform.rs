@@ -2,7 +2,7 @@
 
 use kvmig_shaders::{
     Bound, Checked, Kernel, cpu,
-    params::{AffineBlock, AffineParams, GatherParams, POISON, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, HeadsParams, POISON, ScanParams},
     reference,
     tolerance::{Comparison, Tolerance},
 };
@@ -121,6 +121,38 @@ proptest! {
     }
 
     #[test]
+    fn heads_cpu_f32(
+        (tokens, heads, head_dim, rope_dims) in shape(),
+        (woven, relu) in any::<(bool, bool)>(),
+        gaps in (0u32..4, 0u32..9),
+        out_offset in 0u32..50,
+        (panel_heads, block_width, panel_woven) in (1u32..5, 1u32..30, any::<bool>()),
+        layers in prop::collection::vec(0u32..4, 1..6),
+        panel_gap in 0u32..5,
+        seed in any::<u64>(),
+    ) {
+        let v = view(tokens, heads, head_dim, woven, gaps);
+        let rope_dims = if relu { 0 } else { rope_dims };
+        // A layer's plane: heads side by side, as gathered, or apart, as activations lie; the last head's last row ends it.
+        let source = view(tokens, panel_heads, block_width, panel_woven, (0, panel_gap));
+        let p = HeadsParams {
+            tokens, blocks: layers.len() as u32, block_width, panel_row_stride: source.row_stride, panel_heads,
+            head_step: source.head_stride, heads, head_dim, rope_dims, relu: relu.into(), out_offset,
+            head_stride: v.head_stride, row_stride: v.row_stride, first_row: 0,
+        };
+        let offsets: Vec<u32> = layers.iter().map(|layer| layer * source.len as u32).collect();
+        let panel = numbers(seed, 4 * source.len);
+        let weights = numbers(seed ^ 1, layers.len() * (block_width * heads * head_dim) as usize);
+        let (bias, rope) = (numbers(seed ^ 2, (heads * head_dim) as usize), table(tokens, rope_dims));
+        let mut output = vec![f32::from_bits(POISON); out_offset as usize + v.len];
+        let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&offsets)].concat();
+        let bindings = [bound(&panel), bound(&weights), bound(&bias), bound(&rope), bound(&output)];
+        let Checked::Heads(call) = Kernel::Heads.check(&bytes, &bindings)? else { unreachable!() };
+        cpu::heads(&call, &panel, &weights, &bias, &rope, &mut output)?;
+        compare(&output, &reference::heads(&p, &offsets, &panel, &weights, &bias, &rope, Tolerance::CPU))?;
+    }
+
+    #[test]
     fn scan_cpu(
         (rows, planes, cols) in (1u32..40, 1u32..4, 1u32..70),
         gaps in (0u32..4, 0u32..9),
@@ -179,6 +211,52 @@ fn affine_cpu_f32_of_a_real_layer() {
     let short = cpu::affine(&call, &panel[..100], &weights, &bias, &rope, &mut target).unwrap_err();
     assert!(short.to_string().starts_with("affine@1: panel has 100 elements"), "{short}");
     assert!(cpu::affine(&call, &panel, &weights, &bias, &rope, &mut target[..70]).is_err());
+}
+
+/// As many rows as two tasks have; and a ReLU lets NaN through, for a scan finds what is NaN and nothing finds a 0.
+#[test]
+fn heads_cpu_f32_of_a_real_layer() {
+    let (tokens, block_width, head_dim) = (300, 64, 128);
+    let p = HeadsParams {
+        tokens,
+        blocks: 3,
+        block_width,
+        panel_row_stride: 2 * block_width,
+        panel_heads: 2,
+        head_step: block_width,
+        heads: 4,
+        head_dim,
+        rope_dims: 0,
+        relu: 1,
+        out_offset: 0,
+        head_stride: tokens * head_dim,
+        row_stride: head_dim,
+        first_row: 0,
+    };
+    let plane = tokens * 2 * block_width;
+    let offsets = [2 * plane, 0, plane];
+    let (mut panel, weights) = (numbers(1, 3 * plane as usize), numbers(2, 4 * 192 * 128));
+    let (bias, rope) = (numbers(3, 512), table(tokens, 0));
+    let mut output = vec![f32::from_bits(POISON); 4 * 300 * 128];
+    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&offsets)].concat();
+    let bindings = [bound(&panel), bound(&weights), bound(&bias), bound(&rope), bound(&output)];
+    let Checked::Heads(call) = Kernel::Heads.check(&bytes, &bindings).unwrap() else { unreachable!() };
+    cpu::heads(&call, &panel, &weights, &bias, &rope, &mut output).unwrap();
+    let expected = reference::heads(&p, &offsets, &panel, &weights, &bias, &rope, Tolerance::CPU);
+    compare(&output, &expected).unwrap();
+    let zeroes = output.iter().filter(|x| **x == 0.0).count();
+    assert!((output.len() / 3..2 * output.len() / 3).contains(&zeroes), "{zeroes} zeroes: about half is cut off");
+
+    // Row 280 of the panel's second head, which heads 2 and 3 read.
+    panel[280 * 128 + 64] = f32::NAN;
+    cpu::heads(&call, &panel, &weights, &bias, &rope, &mut output).unwrap();
+    let row = |head: usize, token: usize| &output[(head * 300 + token) * 128..][..128];
+    assert!(row(2, 280).iter().chain(row(3, 280)).all(|x| x.is_nan()));
+    assert_eq!(output.iter().filter(|x| x.is_nan()).count(), 2 * 128);
+
+    let short = cpu::heads(&call, &panel[..100], &weights, &bias, &rope, &mut output).unwrap_err();
+    assert!(short.to_string().starts_with("heads@1: panel has 100 elements"), "{short}");
+    assert!(cpu::heads(&call, &panel, &weights, &bias, &rope, &mut output[..70]).is_err());
 }
 
 /// A bound that admits anything proves nothing: a swapped sign, a missing bias, or one weight in bf16 must exceed it.

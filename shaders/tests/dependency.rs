@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, mem::offset_of, path::Path};
 
 use kvmig_shaders::{
     Access, Element, Kernel, WeightFormat, cpu,
-    params::{AffineBlock, AffineParams, GatherParams, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, HeadsParams, ScanParams},
     table::{Layout, SHADERS},
 };
 
@@ -29,12 +29,17 @@ fn parameter_blocks_lie_as_the_shaders_read_them() {
     let affine =
         fields!(AffineParams: tokens, blocks, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row);
     let block = fields!(AffineBlock: offset, row_stride, width);
+    let heads = fields!(HeadsParams: tokens, blocks, block_width, panel_row_stride, panel_heads, head_step, heads, head_dim,
+                        rope_dims, relu, out_offset, head_stride, row_stride, first_row);
     let scan = fields!(ScanParams: rows, cols, planes, row_stride, plane_stride, offset, poison, first_row);
     for (shader, (size, members)) in [
         ("gather", gather),
         ("affine_f32", affine.clone()),
         ("affine_f16", affine.clone()),
         ("affine_packed", affine.clone()),
+        ("heads_f32", heads.clone()),
+        ("heads_f16", heads.clone()),
+        ("heads_packed", heads.clone()),
         ("scan", scan),
     ] {
         let params = layout(shader, "Params");
@@ -45,6 +50,7 @@ fn parameter_blocks_lie_as_the_shaders_read_them() {
     assert_eq!(layout("affine_f32", "Block").members, [("params", 0), ("features", affine.0 as u32)]);
     let features = layout("affine_f32", "Features");
     assert_eq!((features.span as usize, features.members.to_vec()), block);
+    assert_eq!(layout("heads_f32", "Block").members, [("params", 0), ("offsets", heads.0 as u32)]);
 }
 
 /// Stems of the files in a folder of the crate that end so.
@@ -63,9 +69,10 @@ fn every_kernel_has_a_mirror_and_every_mirror_a_kernel() {
     assert_eq!(entries, BTreeSet::from(kernels));
     assert_eq!(entries, mirrors);
     assert_eq!(entries, cpu::MIRRORS.map(str::to_owned).into());
-    // And no WGSL lies about that the table doesn't hold.
-    let modules: BTreeSet<String> = SHADERS.iter().map(|s| s.name.to_owned()).chain(["affine".to_owned()]).collect();
-    assert_eq!(files(".", ".wgsl"), modules);
+    // And no WGSL lies about that no module is put together from: one file a kernel, what two of them share, the formats
+    // of weights.
+    let parts = ["pairs", "weights_f16", "weights_f32", "weights_packed"].map(str::to_owned);
+    assert_eq!(files(".", ".wgsl"), entries.into_iter().chain(parts).collect());
 }
 
 #[test]
@@ -87,13 +94,14 @@ fn bindings_are_the_same_for_all_weight_formats() {
     use Access::{Read, ReadWrite, Write};
     assert_eq!(access(Kernel::Gather), [Read, Read, Write]);
     assert_eq!(access(Kernel::Affine), [Read, Read, Read, Read, Write]);
+    assert_eq!(access(Kernel::Heads), [Read, Read, Read, Read, Write]);
     assert_eq!(access(Kernel::Scan), [Read, ReadWrite]);
 }
 
 #[test]
 fn every_backend_was_translated_for() {
     for shader in SHADERS {
-        assert_eq!(shader.f16, shader.name == "affine_f16");
+        assert_eq!(shader.f16, shader.name.ends_with("_f16"));
         let expected: &[&str] = if shader.f16 { &["spirv", "msl", "hlsl"] } else { &["spirv", "msl", "hlsl", "glsl"] };
         assert_eq!(shader.backends, expected, "{}", shader.name);
     }

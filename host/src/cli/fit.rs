@@ -14,7 +14,7 @@ use crate::{
         ridge::{Lambda, LambdaConvention},
     },
     pair::{AblationPoint, EndsPoint, FitRecord, Pair, check_name},
-    sandbox::bundled::RIDGE,
+    sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
 use super::{
@@ -341,8 +341,8 @@ impl Args {
 fn module(mapper: &MapperKind) -> &'static [u8] {
     match mapper {
         MapperKind::Ridge => RIDGE,
-        MapperKind::HeadMatched(_) => RIDGE,
-        MapperKind::Mlp(_) => RIDGE,
+        MapperKind::HeadMatched(_) => HEAD_MATCHED,
+        MapperKind::Mlp(_) => MLP,
     }
 }
 

@@ -177,7 +177,8 @@ fn extent(
         BufferId::Weights(index) => {
             let name = recording.weights.get(index as usize);
             let tensor = name.and_then(|name| job.weights.loaded().weights().get(name));
-            tensor.map(|tensor| tensor.byte_len() as u64).ok_or_else(|| {
+            // An odd number of halves is padded to a word, in memory and in what a guest binds.
+            tensor.map(|tensor| (tensor.byte_len() as u64).next_multiple_of(4)).ok_or_else(|| {
                 absent(match name {
                     Some(name) => format!("tensor `{name}` among the artifact's weights"),
                     None => format!("an index below {}", recording.weights.len()),

@@ -69,21 +69,21 @@ fn refuse(device: &Device, verdict: Verdict) -> Result<SelfTest, DeviceError> {
     })
 }
 
-/// Gather, affine and scan, with f32 weights and with halves in the form this adapter gets them.
+/// Every kernel, with f32 weights and with halves in the form this adapter gets them.
 fn test(device: &Device) -> Result<Verdict, DeviceError> {
     let begin = Instant::now();
     let mut passed = SelfTest { error: 0.0, bound: 0.0, ms: 0.0 };
-    for (weights, case) in
-        [(WeightElem::F32, "mapping with f32 weights"), (WeightElem::F16, "mapping with f16 weights")]
-    {
-        let outcome = conform::run(&conform::SELF_TEST, weights, device, Pacing::default())?;
-        match judge(case, &outcome.comparison) {
-            // The ratios are compared, for the two cases' bounds differ.
-            Ok((error, bound)) if error * passed.bound >= passed.error * bound => {
-                passed = SelfTest { error, bound, ms: 0.0 };
+    for case in &conform::SELF_TESTS {
+        for weights in [WeightElem::F32, WeightElem::F16] {
+            let outcome = conform::run(case, weights, device, Pacing::default())?;
+            match judge(case.name, &outcome.comparison) {
+                // The ratios are compared, for the cases' bounds differ.
+                Ok((error, bound)) if error * passed.bound >= passed.error * bound => {
+                    passed = SelfTest { error, bound, ms: 0.0 };
+                }
+                Ok(_) => {}
+                Err(failed) => return Ok(Err(failed)),
             }
-            Ok(_) => {}
-            Err(failed) => return Ok(Err(failed)),
         }
     }
     passed.ms = begin.elapsed().as_secs_f64() * 1e3;

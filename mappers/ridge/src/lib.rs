@@ -9,8 +9,8 @@
 mod layers;
 
 use kvmig_mapper::{
-    AffineBlock, AffineParams, Buffer, CacheShape, Dtype, GatherParams, Job, Kv, Mapper, Metadata, ModelPair, Refusal,
-    View, WeightSpec, WorkPlan, gpu, kernel, parse_settings, weight,
+    AffineBlock, AffineParams, Buffer, CacheShape, GatherParams, Job, Kv, Mapper, Metadata, ModelPair, Refusal, View,
+    WeightSpec, WorkPlan, bias, gpu, kernel, longest_chunk, parse_settings, weight,
 };
 use layers::{Features, Settings};
 
@@ -42,20 +42,20 @@ impl Mapper for Ridge {
                 weights.extend(affine_weights(&projection(part), panels.columns(), features.rank));
             }
         }
-        for (l, selected) in features.selected.iter().enumerate() {
+        for (l, selected) in features.selection.layers().iter().enumerate() {
             let rows = if features.rank > 0 { features.rank } else { panels.columns_of(selected.len()) };
             for part in ["k", "v"] {
-                weights.extend(affine_weights(&layer(pair, l, part), rows, width(&pair.target)));
+                weights.extend(affine_weights(&features.selection.name(l, part), rows, width(&pair.target)));
             }
         }
-        let gathers = 2 * features.used.len() + panels.count() * usize::from(features.hidden > 0);
+        let gathers = 2 * features.selection.used().len() + panels.count() * usize::from(features.hidden > 0);
         let projections = panels.count() * usize::from(features.rank > 0);
         Ok(WorkPlan {
             kind: "ridge".into(),
             weights,
             chunk_tokens,
             scratch_bytes: panels.count() as u64 * (panels.bytes() + panels.projected_bytes()),
-            max_dispatches: (gathers + projections + 2 * features.selected.len()) as u32,
+            max_dispatches: (gathers + projections + 2 * features.selection.layers().len()) as u32,
         })
     }
 
@@ -64,7 +64,7 @@ impl Mapper for Ridge {
         let panels = Panels::new(pair, &features, job.tokens);
         let buffers = panels.gather(&job)?;
         let projected = if features.rank > 0 { panels.project(&job, &buffers)? } else { Vec::new() };
-        for (l, selected) in features.selected.iter().enumerate() {
+        for (l, selected) in features.selection.layers().iter().enumerate() {
             let Kv { k, v } = &job.target[l];
             for (part, value, view, rope_dims) in [("k", false, k, pair.target.rope_dims), ("v", true, v, 0)] {
                 let panel = usize::from(value && !features.joint);
@@ -81,7 +81,7 @@ impl Mapper for Ridge {
                     row_stride: view.row_stride,
                     blocks,
                 };
-                affine(&job, &layer(pair, l, part), panel, &params, &view.buffer)?;
+                affine(&job, &features.selection.name(l, part), panel, &params, &view.buffer)?;
             }
         }
         Ok(())
@@ -89,60 +89,19 @@ impl Mapper for Ridge {
 }
 
 fn resolve(pair: &ModelPair, settings: &str) -> Result<Features, Refusal> {
-    for (which, shape) in [("source", &pair.source), ("target", &pair.target)] {
-        check_shape(which, shape)?;
-    }
-    if pair.native_layers >= pair.target.layers {
-        let (found, layers) = (pair.native_layers, pair.target.layers);
-        let why = format!("target: found {found} native layers, expected less than its {layers} layers");
-        return Err(Refusal::Unsupported(why));
-    }
     parse_settings::<Settings>(settings)?.resolve(pair)
 }
 
-fn check_shape(which: &str, shape: &CacheShape) -> Result<(), Refusal> {
-    let CacheShape { layers, kv_heads, head_dim, rope_dims, .. } = *shape;
-    if layers == 0 || kv_heads == 0 || head_dim == 0 {
-        let why =
-            format!("{which}: found {layers} layers of {kv_heads} KV heads of width {head_dim}, expected no zero");
-        return Err(Refusal::Unsupported(why));
-    }
-    if rope_dims == 0 || rope_dims > head_dim || rope_dims % 2 != 0 {
-        let why =
-            format!("{which}: found rope-dims {rope_dims}, expected an even number from 2 to head-dim ({head_dim})");
-        return Err(Refusal::Unsupported(why));
-    }
-    Ok(())
-}
-
-/// The longest chunk, halved from [`CHUNK_TOKENS`], whose panels fit into one binding each.
+/// The longest chunk whose panels, and whose projections, fit into one binding each.
 fn chunk_tokens(pair: &ModelPair, features: &Features) -> Result<u32, Refusal> {
-    let most = gpu::limits().max_binding_bytes;
-    let bytes = |tokens| {
+    longest_chunk(CHUNK_TOKENS, |tokens| {
         let panels = Panels::new(pair, features, tokens);
         panels.bytes().max(panels.projected_bytes())
-    };
-    let mut tokens = CHUNK_TOKENS;
-    while bytes(tokens) > most {
-        tokens /= 2;
-        if tokens == 0 {
-            let why = format!(
-                "one token's panel takes {} bytes, a binding of this device at most {most}: select fewer layers",
-                bytes(1)
-            );
-            return Err(Refusal::Limit(why));
-        }
-    }
-    Ok(tokens)
+    })
 }
 
 fn width(shape: &CacheShape) -> u32 {
     shape.kv_heads * shape.head_dim
-}
-
-/// What a target layer's weights are called; layers are counted as the target counts them.
-fn layer(pair: &ModelPair, mapped: usize, part: &str) -> String {
-    format!("layers.{}.{part}", pair.native_layers as usize + mapped)
 }
 
 fn projection(part: &str) -> String {
@@ -151,8 +110,7 @@ fn projection(part: &str) -> String {
 
 /// Weights and biases of a product: `[rows, columns]` and `[columns]`.
 fn affine_weights(name: &str, rows: u32, columns: u32) -> [WeightSpec; 2] {
-    let bias = weight(format!("{name}.bias"), &[columns]);
-    [weight(format!("{name}.weight"), &[rows, columns]), WeightSpec { elem: Some(Dtype::Float32), ..bias }]
+    [weight(format!("{name}.weight"), &[rows, columns]), bias(format!("{name}.bias"), columns)]
 }
 
 /// How a chunk's features lie: one panel of keys and one of values, or one of both. A panel holds a plane for each used source
@@ -193,12 +151,12 @@ impl<'a> Panels<'a> {
 
     /// Features of a whole panel.
     fn columns(&self) -> u32 {
-        self.columns_of(self.features.used.len())
+        self.columns_of(self.features.selection.used().len())
     }
 
     /// First byte of the hidden state.
     fn hidden_offset(&self) -> u64 {
-        u64::from(self.sides()) * self.features.used.len() as u64 * self.plane
+        u64::from(self.sides()) * self.features.selection.used().len() as u64 * self.plane
     }
 
     /// Bytes of one panel.
@@ -217,8 +175,9 @@ impl<'a> Panels<'a> {
         let row = width(&self.pair.source);
         // A panel fits a binding, so that its elements can be counted in 32 bits.
         let plane = |index: u32| AffineBlock { offset: index * (self.plane / 4) as u32, row_stride: row, width: row };
-        let used = self.features.used.len() as u32;
-        let side = |side: u32| selected.iter().map(move |&layer| plane(side * used + self.features.plane(layer)));
+        let used = self.features.selection.used().len() as u32;
+        let side =
+            |side: u32| selected.iter().map(move |&layer| plane(side * used + self.features.selection.plane(layer)));
         let mut blocks: Vec<AffineBlock> = (0..self.sides()).flat_map(side).collect();
         let hidden = self.features.hidden;
         if hidden > 0 {
@@ -240,8 +199,8 @@ impl<'a> Panels<'a> {
         for _ in self.parts() {
             panels.push(gpu::scratch(self.bytes())?);
         }
-        let used = self.features.used.len();
-        for (plane, &layer) in self.features.used.iter().enumerate() {
+        let used = self.features.selection.used().len();
+        for (plane, &layer) in self.features.selection.used().iter().enumerate() {
             let Kv { k, v } = &job.source[layer as usize];
             let (panel, place) = if self.features.joint { (&panels[0], used + plane) } else { (&panels[1], plane) };
             self.gather_layer(job, k, self.pair.source.rope_dims, &panels[0], plane)?;
@@ -314,7 +273,7 @@ impl<'a> Panels<'a> {
                 rope_dims: 0,
                 head_stride: 0,
                 row_stride: rank,
-                blocks: self.blocks(&self.features.used),
+                blocks: self.blocks(self.features.selection.used()),
             };
             let into = gpu::scratch(self.projected_bytes())?;
             affine(job, &projection(part), panel, &params, &into)?;

@@ -11,7 +11,9 @@ extern crate alloc;
 use alloc::{format, string::String};
 
 mod bind;
+mod panel;
 mod params;
+mod selection;
 mod settings;
 
 #[expect(missing_docs, reason = "generated from mapper.wit, which is where the documentation is")]
@@ -32,7 +34,9 @@ pub use bindings::kvmig::mapper::gpu::{self, Access, Binding, Buffer, DeviceLimi
 pub use bindings::kvmig::mapper::types::{
     CacheShape, Dtype, Fault, Metadata, ModelPair, Refusal, Shader, WeightSpec, WorkPlan,
 };
-pub use params::{AffineBlock, AffineParams, GatherParams};
+pub use panel::{Panels, longest_chunk};
+pub use params::{AffineBlock, AffineParams, GatherParams, HeadsParams};
+pub use selection::Selection;
 pub use settings::parse_settings;
 
 /// A mapper module.
@@ -69,6 +73,11 @@ impl From<Fault> for Refusal {
 /// The tensor called `name`, `shape` row-major, in whichever element type the pair stores.
 pub fn weight(name: String, shape: &[u32]) -> WeightSpec {
     WeightSpec { name, elem: None, shape: shape.into() }
+}
+
+/// A bias: `columns` float32 elements, whatever type the pair stores its matrices in.
+pub fn bias(name: String, columns: u32) -> WeightSpec {
+    WeightSpec { elem: Some(Dtype::Float32), ..weight(name, &[columns]) }
 }
 
 /// Exports a [`Mapper`] as the component's `mapper` interface. Once per module.

@@ -97,6 +97,66 @@ impl AffineParams {
     }
 }
 
+/// Parameters of `heads@1`: a product of its own for every head, `rotate(act(bias[h] + Σ_b panel_b,a(h) · W[h]_b))` for every
+/// token, where head h reads head a(h) = ⌊h · panel_heads / heads⌋ of the panel.
+///
+/// Bindings: 0 panel, 1 weights `[heads, blocks * block_width, head_dim]`, 2 bias `[heads * head_dim]`, 3 the target's
+/// rotation table, 4 target view or scratch. Strides in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadsParams {
+    /// Tokens of the chunk.
+    pub tokens: u32,
+    /// Columns of a block that one head reads.
+    pub block_width: u32,
+    /// From one panel row to the next.
+    pub panel_row_stride: u32,
+    /// Heads of the panel; 1 where every head reads the same.
+    pub panel_heads: u32,
+    /// From one panel head to the next.
+    pub head_step: u32,
+    /// Heads that are computed.
+    pub heads: u32,
+    /// Columns of each.
+    pub head_dim: u32,
+    /// Rotated dimensions of the target; 0 for values and for activations.
+    pub rope_dims: u32,
+    /// Whether negative sums become 0; such heads are not rotated.
+    pub relu: bool,
+    /// First element of the first head in the output binding.
+    pub out_offset: u32,
+    /// From one head of the output to the next.
+    pub head_stride: u32,
+    /// From one token of the output to the next.
+    pub row_stride: u32,
+    /// First element of each block's first head in the panel binding; as many blocks as there are offsets.
+    pub offsets: Vec<u32>,
+}
+
+impl HeadsParams {
+    /// As the host reads them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (blocks, first_row) = (self.offsets.len() as u32, 0);
+        let mut bytes = words(&[
+            self.tokens,
+            blocks,
+            self.block_width,
+            self.panel_row_stride,
+            self.panel_heads,
+            self.head_step,
+            self.heads,
+            self.head_dim,
+            self.rope_dims,
+            self.relu.into(),
+            self.out_offset,
+            self.head_stride,
+            self.row_stride,
+            first_row,
+        ]);
+        bytes.extend(words(&self.offsets));
+        bytes
+    }
+}
+
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -7,12 +7,14 @@
 mod affine;
 mod footprint;
 mod gather;
+mod heads;
 mod scan;
 mod slices;
 
 pub use affine::Affine;
 pub use footprint::Footprint;
 pub use gather::Gather;
+pub use heads::Heads;
 pub use scan::Scan;
 pub use slices::{MAX_WORKGROUPS, Slice};
 
@@ -110,7 +112,11 @@ pub enum ParamError {
 }
 
 fn hint(kernel: &str) -> &'static str {
-    if kernel == Kernel::Affine.name() { " (32, and 12 for each block)" } else { "" }
+    match Kernel::from_name(kernel) {
+        Ok(Kernel::Affine) => " (32, and 12 for each block)",
+        Ok(Kernel::Heads) => " (56, and 4 for each block's offset)",
+        _ => "",
+    }
 }
 
 /// A kernel call that was proved sound, with its typed parameters.
@@ -120,6 +126,8 @@ pub enum Checked {
     Gather(Gather),
     /// `affine@1`.
     Affine(Affine),
+    /// `heads@1`.
+    Heads(Heads),
     /// `scan@1`.
     Scan(Scan),
 }
@@ -138,6 +146,7 @@ impl Kernel {
         Ok(match self {
             Self::Gather => Checked::Gather(Gather::check(params, bindings)?),
             Self::Affine => Checked::Affine(Affine::check(params, bindings)?),
+            Self::Heads => Checked::Heads(Heads::check(params, bindings)?),
             Self::Scan => Checked::Scan(Scan::check(params, bindings)?),
         })
     }
@@ -149,6 +158,7 @@ impl Checked {
         match self {
             Self::Gather(_) => Kernel::Gather,
             Self::Affine(_) => Kernel::Affine,
+            Self::Heads(_) => Kernel::Heads,
             Self::Scan(_) => Kernel::Scan,
         }
     }
@@ -158,16 +168,20 @@ impl Checked {
         match self {
             Self::Gather(call) => call.writes(),
             Self::Affine(call) => call.writes(),
+            Self::Heads(call) => call.writes(),
             Self::Scan(call) => call.writes(),
         }
     }
 
-    /// The elements that the call reads, binding by binding (a panel: block by block).
-    pub fn reads(&self) -> Vec<Footprint> {
+    /// The elements that the call reads, binding by binding (a panel: block by block, its heads one by one where they lie
+    /// apart).
+    pub fn reads(&self) -> Box<dyn Iterator<Item = Footprint> + '_> {
         match self {
-            Self::Gather(call) => call.reads(),
-            Self::Affine(call) => call.reads(),
-            Self::Scan(call) => call.reads(),
+            Self::Gather(call) => Box::new(call.reads().into_iter()),
+            Self::Affine(call) => Box::new(call.reads().into_iter()),
+            // Blocks times heads may be many, and whoever asks has a budget.
+            Self::Heads(call) => Box::new(call.reads()),
+            Self::Scan(call) => Box::new(call.reads().into_iter()),
         }
     }
 
@@ -176,6 +190,7 @@ impl Checked {
         match self {
             Self::Gather(call) => call.flops(),
             Self::Affine(call) => call.flops(),
+            Self::Heads(call) => call.flops(),
             Self::Scan(call) => call.flops(),
         }
     }
@@ -192,6 +207,7 @@ impl Checked {
         let (rows, tile, across) = match self {
             Self::Gather(call) => call.grid(),
             Self::Affine(call) => call.grid(),
+            Self::Heads(call) => call.grid(),
             Self::Scan(call) => call.grid(),
         };
         slices::cut(rows, tile, across, self.flops(), max_flops)
@@ -202,6 +218,7 @@ impl Checked {
         match self {
             Self::Gather(call) => call.gpu_params(first_row),
             Self::Affine(call) => call.gpu_params(first_row),
+            Self::Heads(call) => call.gpu_params(first_row),
             Self::Scan(call) => call.gpu_params(first_row),
         }
     }

@@ -5,16 +5,18 @@
 
 mod affine;
 mod gather;
+mod heads;
 mod scan;
 
 pub use affine::affine;
 pub use gather::gather;
+pub use heads::heads;
 pub use scan::{Counts, scan};
 
 use kvmig_gemm::GemmError;
 
 /// Names of the mirrors; a test holds them against the WGSL entry points.
-pub const MIRRORS: [&str; 3] = ["affine", "gather", "scan"];
+pub const MIRRORS: [&str; 4] = ["affine", "gather", "heads", "scan"];
 
 /// Slices that aren't those the call was checked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,9 +3,11 @@
 
 mod affine;
 mod gather;
+mod heads;
 
 pub use affine::affine;
 pub use gather::gather;
+pub use heads::heads;
 
 use crate::tolerance::Expected;
 

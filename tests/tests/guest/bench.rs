@@ -20,10 +20,21 @@ pub(crate) static SANDBOX: LazyLock<Sandbox> =
 
 pub(crate) static RIDGE: LazyLock<Module> = LazyLock::new(|| SANDBOX.load(bundled::RIDGE).expect("ridge loads"));
 
+pub(crate) static HEAD_MATCHED: LazyLock<Module> =
+    LazyLock::new(|| SANDBOX.load(bundled::HEAD_MATCHED).expect("head-matched loads"));
+
+pub(crate) static MLP: LazyLock<Module> = LazyLock::new(|| SANDBOX.load(bundled::MLP).expect("mlp loads"));
+
 /// A layout with a rotation of all dimensions.
 pub(crate) fn layout(layers: usize, kv_heads: usize, head_dim: usize) -> CacheLayout {
     let rope = Rope { theta: 1e4, dims: head_dim, pairing: Pairing::HalfSplit, scaling: RopeScaling::None };
     CacheLayout { layers, kv_heads, head_dim, rope, elem: Elem::F32 }
+}
+
+/// Adds a matrix of halves and a bias.
+fn insert(weights: &mut BTreeMap<String, WeightShape>, name: String, shape: Vec<usize>, columns: usize) {
+    weights.insert(format!("{name}.weight"), WeightShape { elem: WeightElem::F16, shape });
+    weights.insert(format!("{name}.bias"), WeightShape { elem: WeightElem::F32, shape: vec![columns] });
 }
 
 /// A pair, the settings and weights of its mapper, and views of `capacity` tokens.
@@ -39,17 +50,61 @@ pub(crate) struct Case {
 impl Case {
     /// A case for the ridge module: each target layer reads `selected(layer)`.
     pub(crate) fn ridge(source: &CacheLayout, target: &CacheLayout, selected: impl Fn(usize) -> Vec<usize>) -> Case {
+        Case::linear(source, target, selected, |blocks| vec![blocks * source.width(), target.width()])
+    }
+
+    /// A case for the head-matched module.
+    pub(crate) fn head_matched(
+        source: &CacheLayout,
+        target: &CacheLayout,
+        selected: impl Fn(usize) -> Vec<usize>,
+    ) -> Case {
+        let shape = |blocks| vec![target.kv_heads, blocks * source.head_dim, target.head_dim];
+        Case::linear(source, target, selected, shape)
+    }
+
+    /// A case for a module with one matrix for each target layer's keys and one for its values.
+    fn linear(
+        source: &CacheLayout,
+        target: &CacheLayout,
+        selected: impl Fn(usize) -> Vec<usize>,
+        shape: impl Fn(usize) -> Vec<usize>,
+    ) -> Case {
         let layers: Vec<Vec<usize>> = (0..target.layers).map(selected).collect();
         let mut weights = BTreeMap::new();
         for (l, selected) in layers.iter().enumerate() {
             for part in ["k", "v"] {
-                let shape = vec![selected.len() * source.width(), target.width()];
-                weights.insert(format!("layers.{l}.{part}.weight"), WeightShape { elem: WeightElem::F16, shape });
-                let shape = vec![target.width()];
-                weights.insert(format!("layers.{l}.{part}.bias"), WeightShape { elem: WeightElem::F32, shape });
+                insert(&mut weights, format!("layers.{l}.{part}"), shape(selected.len()), target.width());
             }
         }
         Case::new(source, target, serde_json::json!({ "layers": layers }).to_string(), weights)
+    }
+
+    /// A case for the MLP module, whose tensors hold up to `group` heads.
+    pub(crate) fn mlp(
+        source: &CacheLayout,
+        target: &CacheLayout,
+        selected: impl Fn(usize) -> Vec<usize>,
+        width: usize,
+        group: usize,
+    ) -> Case {
+        let layers: Vec<Vec<usize>> = (0..target.layers).map(selected).collect();
+        let mut weights = BTreeMap::new();
+        for (l, selected) in layers.iter().enumerate() {
+            for part in ["k", "v"] {
+                for (g, first) in (0..target.kv_heads).step_by(group).enumerate() {
+                    let heads = group.min(target.kv_heads - first);
+                    let [inputs, outputs] = [selected.len() * source.width(), target.head_dim];
+                    for (name, rows, columns) in [("in", inputs, width), ("mid", width, width), ("out", width, outputs)]
+                    {
+                        let name = format!("layers.{l}.{part}.{g}.{name}");
+                        insert(&mut weights, name, vec![heads, rows, columns], heads * columns);
+                    }
+                }
+            }
+        }
+        let settings = serde_json::json!({ "layers": layers, "width": width }).to_string();
+        Case::new(source, target, settings, weights)
     }
 
     /// Qwen2.5-Coder 0.5B to 1.5B with k = 8.

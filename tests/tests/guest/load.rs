@@ -2,7 +2,7 @@
 
 use kvmig::sandbox::{LoadError, Origin, Sandbox, SandboxError, SandboxLimits, bundled};
 
-use crate::bench::{Case, HOSTILE, RIDGE, SANDBOX};
+use crate::bench::{Case, HEAD_MATCHED, HOSTILE, MLP, RIDGE, SANDBOX};
 
 fn load_error(bytes: &[u8]) -> LoadError {
     match SANDBOX.load(bytes) {
@@ -31,24 +31,39 @@ fn every_built_guest_is_tested() {
         .filter(|name| name.ends_with(".wasm"))
         .collect();
     built.sort();
-    assert_eq!(built, ["hostile.wasm", "ridge.wasm"], "a guest was added: give it a test, then name it here");
+    assert_eq!(
+        built,
+        ["head-matched.wasm", "hostile.wasm", "mlp.wasm", "ridge.wasm"],
+        "a guest was added: give it a test, then name it here"
+    );
 }
 
 /// What was built is what the record of its building says.
 #[test]
 fn the_built_guests_are_those_of_their_provenance() {
     let provenance = include_str!("../../../mappers/built/PROVENANCE.toml");
-    for (name, bytes) in [("hostile.wasm", HOSTILE), ("ridge.wasm", bundled::RIDGE)] {
+    for (name, bytes) in [
+        ("head-matched.wasm", bundled::HEAD_MATCHED),
+        ("hostile.wasm", HOSTILE),
+        ("mlp.wasm", bundled::MLP),
+        ("ridge.wasm", bundled::RIDGE),
+    ] {
         let line = format!("\"{name}\" = \"{}\"", kvmig_gate::Digest::of(bytes));
         assert!(provenance.lines().any(|found| found == line), "{line}: not in mappers/built/PROVENANCE.toml");
     }
 }
 
 #[test]
-fn the_ridge_module_says_what_it_is() {
-    let metadata = RIDGE.metadata();
-    assert_eq!((metadata.name.as_str(), metadata.kinds.as_slice()), ("kvmig-ridge", ["ridge".to_owned()].as_slice()));
-    assert_eq!(RIDGE.digest(), kvmig_gate::Digest::of(bundled::RIDGE));
+fn the_modules_say_what_they_are() {
+    for (module, bytes, kind) in [
+        (&RIDGE, bundled::RIDGE, "ridge"),
+        (&HEAD_MATCHED, bundled::HEAD_MATCHED, "head-matched"),
+        (&MLP, bundled::MLP, "mlp"),
+    ] {
+        let metadata = module.metadata();
+        assert_eq!((&metadata.name, &metadata.kinds), (&format!("kvmig-{kind}"), &vec![kind.to_owned()]));
+        assert_eq!(module.digest(), kvmig_gate::Digest::of(bytes));
+    }
 }
 
 #[test]

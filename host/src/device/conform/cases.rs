@@ -40,6 +40,20 @@ pub(super) enum Weights {
     Identity,
 }
 
+/// Whose recordings a case has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Of a ridge mapper: all heads of a target plane by one `affine@1`.
+    Ridge,
+    /// Of a head-matched mapper: every head from one head of the source, by one `heads@1`.
+    HeadMatched,
+    /// Of an MLP mapper: every head by a network of its own that reads the whole panel, by three `heads@1`.
+    Mlp {
+        /// Neurons of a hidden layer.
+        width: usize,
+    },
+}
+
 /// A case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
@@ -49,6 +63,7 @@ pub struct Case {
     pub(super) target: Side,
     pub(super) k: usize,
     pub(super) weights: Weights,
+    pub(super) form: Form,
     /// First slot that is mapped.
     pub(super) first: usize,
     pub(super) tokens: usize,
@@ -70,15 +85,18 @@ impl Case {
     /// A ridge mapping with `k` of the source's layers for each target layer, of f32 caches, `chunk` tokens at a time.
     pub const fn ridge(name: &'static str, source: Side, target: Side, k: usize, tokens: usize, chunk: usize) -> Case {
         let (weights, cache) = (Weights::Random, Elem::F32);
-        Case { name, source, target, k, weights, first: 0, tokens, chunk, cache, panel: Panel::ByLayer }
+        let form = Form::Ridge;
+        Case { name, source, target, k, weights, form, first: 0, tokens, chunk, cache, panel: Panel::ByLayer }
     }
 }
 
 const SMALL: Side = Side::new(4, 2, 64, 64);
 const PLAIN: Case = Case::ridge("affine_k3", SMALL, Side::new(2, 2, 32, 32), 3, 33, 33);
 
+const MATCHED: Case = Case { name: "heads_k3", form: Form::HeadMatched, target: Side::new(2, 4, 32, 32), ..PLAIN };
+
 /// Every case: the shapes at which kernels go wrong (nothing a multiple of a tile, single tokens, partial rotation, heads
-/// of different width), chunks with a remainder, slots that do not begin at 0, f16 caches.
+/// of different width, unequal numbers of heads), chunks with a remainder, slots that do not begin at 0, f16 caches.
 pub const CASES: &[Case] = &[
     Case { name: "gather_whole", target: Side::new(4, 2, 64, 0), k: 1, weights: Weights::Identity, ..PLAIN },
     Case {
@@ -106,8 +124,35 @@ pub const CASES: &[Case] = &[
     Case { name: "panel_by_token", panel: Panel::ByToken, ..PLAIN },
     Case { name: "slots_from_5", first: 5, chunk: 20, ..PLAIN },
     Case { name: "cache_f16", cache: Elem::F16, chunk: 20, ..PLAIN },
+    MATCHED,
+    Case { name: "heads_of_a_real_layer", target: Side::new(1, 2, 128, 128), tokens: 257, chunk: 257, ..MATCHED },
+    Case { name: "heads_fewer", source: Side::new(3, 8, 16, 16), target: Side::new(2, 3, 32, 32), ..MATCHED },
+    Case { name: "heads_more", source: Side::new(3, 2, 32, 32), target: Side::new(2, 5, 16, 16), ..MATCHED },
+    Case { name: "heads_odd", source: Side::new(3, 3, 10, 6), target: Side::new(2, 4, 21, 14), chunk: 20, ..MATCHED },
+    Case { name: "heads_of_one_pair", source: Side::new(3, 2, 6, 4), target: Side::new(2, 9, 2, 2), ..MATCHED },
+    Case { name: "heads_tokens_1", tokens: 1, chunk: 1, ..MATCHED },
+    Case { name: "heads_panel_by_token", panel: Panel::ByToken, first: 5, chunk: 20, ..MATCHED },
+    Case { name: "mlp", form: Form::Mlp { width: 48 }, ..MATCHED },
+    Case { name: "mlp_chunks", form: Form::Mlp { width: 20 }, tokens: 150, chunk: 40, ..MATCHED },
+    Case {
+        name: "mlp_odd",
+        form: Form::Mlp { width: 9 },
+        source: Side::new(3, 3, 5, 4),
+        target: Side::new(2, 1, 7, 6),
+        tokens: 7,
+        chunk: 7,
+        ..MATCHED
+    },
+    Case { name: "mlp_one_token", form: Form::Mlp { width: 130 }, tokens: 1, chunk: 1, ..MATCHED },
+    Case { name: "mlp_cache_f16", form: Form::Mlp { width: 32 }, cache: Elem::F16, chunk: 20, ..MATCHED },
 ];
 
-/// The case that an adapter has to pass before it is used.
-pub(in super::super) const SELF_TEST: Case =
-    Case { first: 3, ..Case::ridge("self-test", Side::new(4, 3, 40, 20), Side::new(2, 2, 80, 40), 3, 45, 33) };
+/// The cases that an adapter has to pass before it is used: together they run every kernel.
+pub(in super::super) const SELF_TESTS: [Case; 2] = [
+    Case { first: 3, ..Case::ridge("a full-head map", Side::new(4, 3, 40, 20), Side::new(2, 2, 80, 40), 3, 45, 33) },
+    Case {
+        first: 3,
+        form: Form::Mlp { width: 36 },
+        ..Case::ridge("networks by head", Side::new(2, 3, 40, 20), Side::new(1, 2, 80, 40), 2, 45, 33)
+    },
+];

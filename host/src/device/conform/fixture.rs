@@ -12,7 +12,8 @@ use kvmig_shaders::{
 
 use super::{
     super::{Device, DeviceError, Job, Pacing, Report, ResidentWeights, ViewStrides, reference},
-    cases::{Case, Panel, Weights},
+    cases::{Case, Form, Panel, Weights},
+    heads,
 };
 use crate::{
     cache::{Elem, KvPlanes},
@@ -26,9 +27,26 @@ pub struct Fixture {
     loaded: Arc<Loaded>,
     source: KvPlanes,
     positions: Vec<u32>,
-    /// By target plane, `[2 * layer + value]`: selected source layers, weights as they are read, bias.
-    maps: Vec<(Vec<usize>, Vec<f32>, Vec<f32>)>,
+    /// By target plane, `[2 * layer + value]`.
+    maps: Vec<Map>,
     weights: WeightElem,
+}
+
+/// How one target plane is computed.
+#[derive(Debug)]
+pub(super) struct Map {
+    /// Selected source layers.
+    pub(super) layers: Vec<usize>,
+    /// One product, or those of a network one after the other.
+    pub(super) products: Vec<Product>,
+}
+
+/// Weights and bias of one kernel call.
+#[derive(Debug)]
+pub(super) struct Product {
+    /// As they are read.
+    pub(super) weights: Vec<f32>,
+    pub(super) bias: Vec<f32>,
 }
 
 /// A loader for an artifact that is of no pair: a case is mapped without a permit, and into no model's cache.
@@ -77,31 +95,38 @@ impl Fixture {
                 plane.write(0, &numbers.take(case.source.width() * capacity, 2.0));
             }
         }
-        let depth = case.k * case.source.width();
-        let width = case.target.width();
         let mut maps = Vec::new();
         for plane in 0..2 * case.target.layers {
             let layers: Vec<usize> = (0..case.k).map(|b| (plane / 2 + b) % case.source.layers).collect();
-            let (matrix, bias) = match case.weights {
-                Weights::Random => (numbers.take(depth * width, 1.0 / (depth as f32).sqrt()), numbers.take(width, 0.5)),
-                Weights::Identity => {
-                    let one = |i: usize| if i / width == i % width { 1.0 } else { 0.0 };
-                    ((0..depth * width).map(one).collect(), vec![0.0; width])
-                }
-            };
-            let matrix = match weights {
-                WeightElem::F32 => {
-                    loader.weight(&matrix_name(plane), weights, &[depth, width], bytemuck::cast_slice(&matrix));
-                    matrix
-                }
-                WeightElem::F16 => {
-                    let halves: Vec<f16> = matrix.iter().map(|&x| f16::from_f32(x)).collect();
-                    loader.weight(&matrix_name(plane), weights, &[depth, width], bytemuck::cast_slice(&halves));
-                    halves.iter().map(|x| x.to_f32()).collect()
-                }
-            };
-            loader.weight(&bias_name(plane), WeightElem::F32, &[width], bytemuck::cast_slice(&bias));
-            maps.push((layers, matrix, bias));
+            let mut products = Vec::new();
+            for (part, shape) in heads::shapes(case).into_iter().enumerate() {
+                let (columns, count) = (shape.columns(), shape.count());
+                let (matrix, bias) = match case.weights {
+                    Weights::Random => {
+                        let scale = 1.0 / (shape.depth as f32).sqrt();
+                        (numbers.take(count, scale), numbers.take(columns, 0.5))
+                    }
+                    Weights::Identity => {
+                        let one = |i: usize| if i / columns == i % columns { 1.0 } else { 0.0 };
+                        ((0..count).map(one).collect(), vec![0.0; columns])
+                    }
+                };
+                let name = matrix_name(plane, part);
+                let matrix = match weights {
+                    WeightElem::F32 => {
+                        loader.weight(&name, weights, &shape.dimensions(), bytemuck::cast_slice(&matrix));
+                        matrix
+                    }
+                    WeightElem::F16 => {
+                        let halves: Vec<f16> = matrix.iter().map(|&x| f16::from_f32(x)).collect();
+                        loader.weight(&name, weights, &shape.dimensions(), bytemuck::cast_slice(&halves));
+                        halves.iter().map(|x| x.to_f32()).collect()
+                    }
+                };
+                loader.weight(&bias_name(plane, part), WeightElem::F32, &[columns], bytemuck::cast_slice(&bias));
+                products.push(Product { weights: matrix, bias });
+            }
+            maps.push(Map { layers, products });
         }
         // Positions with a gap, as after a dropped middle.
         let positions = (0..case.tokens).map(|i| (case.first + i + if i > case.tokens / 2 { 1000 } else { 0 }) as u32);
@@ -199,11 +224,10 @@ impl Fixture {
         })
     }
 
-    /// The recording of a ridge mapper: every source layer gathered once into a panel of keys and one of values, then a
-    /// product for each target plane.
+    /// The recording of a mapper: every source layer gathered once into a panel of keys and one of values, then the product
+    /// or the products of each target plane.
     fn record(&self, tokens: usize, source: ViewStrides, target: ViewStrides, align: u64) -> Recording {
-        let Case { source: from, target: to, .. } = self.case;
-        let table = |dims: usize| (4 * tokens * dims).max(8) as u64;
+        let from = self.case.source;
         let row = 4 * from.width() as u64;
         // Bytes from one layer's block to the next, of one row, and of the whole.
         let (apart, panel_row, panel) = match self.case.panel {
@@ -216,7 +240,6 @@ impl Fixture {
                 (apart, apart * from.layers as u64, apart * (from.layers * tokens) as u64)
             }
         };
-        let whole = |index: u32, buffer: BufferId, size: u64| Binding { index, buffer, offset: 0, size };
         let mut steps = Vec::new();
         for value in [false, true] {
             let scratch = BufferId::Scratch(u32::from(value));
@@ -238,52 +261,76 @@ impl Fixture {
                     params: bytemuck::bytes_of(&params).to_vec(),
                     bindings: vec![
                         whole(0, BufferId::Source { layer: layer as u32, value }, source.bytes),
-                        whole(1, BufferId::SourceRope, table(from.rope_dims)),
+                        whole(1, BufferId::SourceRope, rope_bytes(tokens, from.rope_dims)),
                         Binding { index: 2, buffer: scratch, offset, size },
                     ],
                 });
             }
         }
-        for (plane, (layers, matrix, _)) in self.maps.iter().enumerate() {
-            let value = plane % 2 == 1;
-            let params = AffineParams {
-                tokens: tokens as u32,
-                blocks: layers.len() as u32,
-                kv_heads: to.heads as u32,
-                head_dim: to.d as u32,
-                rope_dims: if value { 0 } else { to.rope_dims as u32 },
-                head_stride: target.head,
-                row_stride: target.row,
-                first_row: 0,
-            };
-            let mut bytes = bytemuck::bytes_of(&params).to_vec();
-            for &layer in layers {
-                let offset = (apart / 4) as u32 * layer as u32;
-                let block = AffineBlock { offset, row_stride: (panel_row / 4) as u32, width: from.width() as u32 };
-                bytes.extend_from_slice(bytemuck::bytes_of(&block));
+        let panels = Panels { tokens, row: (panel_row / 4) as u32, layer: (apart / 4) as u32, bytes: panel };
+        for (plane, map) in self.maps.iter().enumerate() {
+            let view = BufferId::Target { layer: (plane / 2) as u32, value: plane % 2 == 1 };
+            match self.case.form {
+                Form::Ridge => steps.push(self.affine(&panels, plane, map, view, target)),
+                Form::HeadMatched | Form::Mlp { .. } => steps.extend(self.heads(&panels, plane, map, view, target)),
             }
-            let elem = if self.weights == WeightElem::F16 { 2 } else { 4 };
-            let (layer, index) = ((plane / 2) as u32, 2 * plane as u32);
-            steps.push(Step::Kernel {
-                kernel: Kernel::Affine,
-                params: bytes,
-                bindings: vec![
-                    whole(0, BufferId::Scratch(u32::from(value)), panel),
-                    whole(1, BufferId::Weights(index), (elem * matrix.len()) as u64),
-                    whole(2, BufferId::Weights(index + 1), 4 * to.width() as u64),
-                    whole(3, BufferId::TargetRope, table(to.rope_dims)),
-                    whole(4, BufferId::Target { layer, value }, target.bytes),
-                ],
-            });
         }
+        let names = |(plane, map): (usize, &Map)| -> Vec<String> {
+            (0..map.products.len()).flat_map(|part| [matrix_name(plane, part), bias_name(plane, part)]).collect()
+        };
+        let mut scratch = vec![panel; 2];
+        scratch.extend(heads::activation_bytes(&self.case, tokens));
         Recording {
             tokens: tokens as u32,
-            weights: (0..self.maps.len()).flat_map(|plane| [matrix_name(plane), bias_name(plane)]).collect(),
-            scratch: vec![panel; 2],
+            weights: self.maps.iter().enumerate().flat_map(names).collect(),
+            scratch,
             params: Vec::new(),
             pipelines: Vec::new(),
             steps,
         }
+    }
+
+    /// All heads of a target plane in one product.
+    fn affine(&self, panels: &Panels, plane: usize, map: &Map, view: BufferId, target: ViewStrides) -> Step {
+        let Case { source: from, target: to, .. } = self.case;
+        let value = plane % 2 == 1;
+        let params = AffineParams {
+            tokens: panels.tokens as u32,
+            blocks: map.layers.len() as u32,
+            kv_heads: to.heads as u32,
+            head_dim: to.d as u32,
+            rope_dims: if value { 0 } else { to.rope_dims as u32 },
+            head_stride: target.head,
+            row_stride: target.row,
+            first_row: 0,
+        };
+        let mut bytes = bytemuck::bytes_of(&params).to_vec();
+        for &layer in &map.layers {
+            let offset = panels.layer * layer as u32;
+            let block = AffineBlock { offset, row_stride: panels.row, width: from.width() as u32 };
+            bytes.extend_from_slice(bytemuck::bytes_of(&block));
+        }
+        let mut bindings = vec![whole(0, BufferId::Scratch(u32::from(value)), panels.bytes)];
+        bindings.extend(self.weights(map, plane, 0));
+        bindings.push(whole(3, BufferId::TargetRope, rope_bytes(panels.tokens, to.rope_dims)));
+        bindings.push(whole(4, view, target.bytes));
+        Step::Kernel { kernel: Kernel::Affine, params: bytes, bindings }
+    }
+
+    /// Bindings 1 and 2: weights and bias of a plane's product `part`.
+    pub(super) fn weights(&self, map: &Map, plane: usize, part: usize) -> [Binding; 2] {
+        let Product { weights, bias } = &map.products[part];
+        let elem = if self.weights == WeightElem::F16 { 2 } else { 4 };
+        let index = 2 * (plane * map.products.len() + part) as u32;
+        [
+            whole(1, BufferId::Weights(index), (elem * weights.len() as u64).next_multiple_of(4)),
+            whole(2, BufferId::Weights(index + 1), 4 * bias.len() as u64),
+        ]
+    }
+
+    /// The case.
+    pub(super) fn case(&self) -> &Case {
+        &self.case
     }
 
     /// The mapped slots of every target plane, `[plane, head, token, d]`.
@@ -313,9 +360,10 @@ impl Fixture {
         let source_rope = self.source.layout().rope.table(&self.positions);
         let target_rope = self.target().layout().rope.table(&self.positions);
         let mut expected = Vec::new();
-        for (plane, (layers, weights, bias)) in self.maps.iter().enumerate() {
+        for (plane, map) in self.maps.iter().enumerate() {
             let value = plane % 2 == 1;
-            let sources: Vec<Vec<f32>> = layers
+            let sources: Vec<Vec<f32>> = map
+                .layers
                 .iter()
                 .map(|&layer| {
                     let layer = self.source.layer(layer);
@@ -332,8 +380,7 @@ impl Fixture {
                 sources: sources.iter().map(Vec::as_slice).collect(),
                 source_heads: [case.source.heads, case.source.d],
                 target_heads: [case.target.heads, case.target.d],
-                weights,
-                bias,
+                products: heads::products(case, map),
                 source_rope: if value { &[] } else { &source_rope },
                 target_rope: if value { &[] } else { &target_rope },
             };
@@ -350,10 +397,30 @@ impl Fixture {
     }
 }
 
-fn matrix_name(plane: usize) -> String {
-    format!("plane.{plane}.weight")
+/// How the panels of a recording lie.
+pub(super) struct Panels {
+    pub(super) tokens: usize,
+    /// Elements from one row to the next.
+    pub(super) row: u32,
+    /// Elements from one source layer to the next.
+    pub(super) layer: u32,
+    /// Bytes of a panel.
+    pub(super) bytes: u64,
 }
 
-fn bias_name(plane: usize) -> String {
-    format!("plane.{plane}.bias")
+pub(super) fn whole(index: u32, buffer: BufferId, size: u64) -> Binding {
+    Binding { index, buffer, offset: 0, size }
+}
+
+/// Bytes of a rotation table.
+pub(super) fn rope_bytes(tokens: usize, dims: usize) -> u64 {
+    (4 * tokens * dims).max(8) as u64
+}
+
+fn matrix_name(plane: usize, part: usize) -> String {
+    format!("plane.{plane}.{part}.weight")
+}
+
+fn bias_name(plane: usize, part: usize) -> String {
+    format!("plane.{plane}.{part}.bias")
 }

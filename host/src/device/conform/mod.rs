@@ -1,10 +1,12 @@
 //! The conformance cases: small mappings whose answers are computed in f64, run on any device.
 //!
 //! A case goes the whole way of a job: weights loaded, source staged or used in place, recordings replayed in chunks with
-//! a remainder, outputs poisoned, scanned and installed. Its recordings are those of a ridge mapper, made by the host.
+//! a remainder, outputs poisoned, scanned and installed. Its recordings are those of a ridge, a head-matched or an MLP mapper,
+//! made by the host.
 
 mod cases;
 mod fixture;
+mod heads;
 
 use std::fmt;
 
@@ -12,7 +14,7 @@ use kvmig_gate::WeightElem;
 use kvmig_shaders::tolerance::Comparison;
 use serde::Serialize;
 
-pub(super) use cases::SELF_TEST;
+pub(super) use cases::SELF_TESTS;
 pub use cases::{CASES, Case, Side};
 pub use fixture::Fixture;
 
@@ -48,7 +50,7 @@ impl fmt::Display for Outcome {
 pub struct CaseReport {
     /// The case, with the type of the weights: `affine_k3_f16`.
     pub case: String,
-    /// Whose recordings ran: the host's own, in a ridge mapper's form.
+    /// Whose recordings ran: the host's own, in a mapper's form.
     pub mapper: &'static str,
     /// The device as `--device` names it.
     pub backend: String,

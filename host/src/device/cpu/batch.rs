@@ -139,6 +139,7 @@ impl<'a> Plan<'a> {
             let done = match &step.call {
                 Checked::Gather(call) => cpu::gather(call, input(0), input(1), output),
                 Checked::Affine(call) => cpu::affine(call, input(0), input(1), input(2), input(3), output),
+                Checked::Heads(call) => cpu::heads(call, input(0), input(1), input(2), input(3), output),
                 // Not offered to modules: `check` refused it.
                 Checked::Scan(_) => Ok(()),
             };
@@ -285,6 +286,11 @@ fn place<'a>(job: &Job<'a>, recording: &'a Recording, binding: &Binding) -> Resu
             Room::Weights(weights)
         }
     };
-    let (first, len) = (binding.offset / scale, binding.size / scale);
-    Ok(Place { room, range: first as usize..(first + len) as usize })
+    let first = (binding.offset / scale) as usize;
+    let mut end = first + (binding.size / scale) as usize;
+    if let Room::Weights(weights) = room {
+        // What an odd number of halves is padded with is no element.
+        end = end.min(weights.len());
+    }
+    Ok(Place { room, range: first..end })
 }

@@ -1,4 +1,4 @@
-// Weights of affine@1 in f16, widened on load; for adapters with 16-bit floats.
+// A kernel's weights in f16, widened on load; for adapters with 16-bit floats.
 enable f16;
 
 @group(0) @binding(1) var<storage, read> weights: array<f16>;

@@ -1,4 +1,4 @@
-// Weights of affine@1 in f16, two to a u32 (the even element in the low half); for adapters without 16-bit floats.
+// A kernel's weights in f16, two to a u32 (the even element in the low half); for adapters without 16-bit floats.
 @group(0) @binding(1) var<storage, read> weights: array<u32>;
 
 fn weight(i: u32) -> f32 {
