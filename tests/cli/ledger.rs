@@ -19,7 +19,8 @@ fn in_flight(ledger: &Path) -> Ticket {
     let evidence = pair.evidence().unwrap();
     let cache =
         CacheFacts { model: pair.source_digest(), digest: Digest::of(b"tokens"), serial: 1, tokens: 1280, hops: 0 };
-    let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: Some(evidence), latency: None };
+    let candidate =
+        Candidate { mapper: pair.mapper(), claim: pair.loaded().claim(), evidence: Some(evidence), latency: None };
     let request = Request {
         pair: pair.name(),
         cache,

@@ -129,8 +129,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     } else {
         let fit = &pair.manifest().fit;
         writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
-        evidence_table(&mut out, &pair)?;
-        Forecasts::new(&pair, gate.policy()).table(&mut out)?;
+        evidence_table(&mut out, pair.card())?;
+        Forecasts::new(pair.name(), &[pair.card()], gate.policy()).table(&mut out)?;
     }
     Ok(Ending::Done)
 }

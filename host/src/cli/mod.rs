@@ -1,5 +1,6 @@
 //! The command line: parse, then resolve, then act. One file a command.
 
+mod bytes;
 mod conform;
 mod devices;
 mod evidence;
@@ -37,7 +38,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Fit(Box<fit::Args>),
-    Pair(pair::Args),
+    Pair(Box<pair::Args>),
     Devices(devices::Args),
     Conform(conform::Args),
     Gate(gate::Args),
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Fit(args) => fit::run(*args),
-        Command::Pair(args) => pair::run(args),
+        Command::Pair(args) => pair::run(*args),
         Command::Devices(args) => devices::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Gate(args) => gate::run(args),

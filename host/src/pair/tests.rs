@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kvmig_gate::{DocumentOutcome, PairIdentity, Quality};
+use kvmig_gate::{DocumentOutcome, Loader, PairIdentity, Quality};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::*;

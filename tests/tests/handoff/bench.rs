@@ -169,6 +169,11 @@ pub(crate) fn request<'a>(pair: &'a Pair, cache: &KvCache, model: &Model) -> Req
         backend: "cpu",
         precision: precision(model, model),
         mismatch: None,
-        candidates: vec![Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None }],
+        candidates: vec![Candidate {
+            mapper: pair.mapper(),
+            claim: pair.loaded().claim(),
+            evidence: None,
+            latency: None,
+        }],
     }
 }

@@ -1,0 +1,89 @@
+//! `kvmig pair show`.
+
+use std::io::Write;
+
+use crate::{
+    cli::{
+        Ending, bytes,
+        evidence::{Forecasts, evidence_table},
+        ledger::PolicyArgs,
+        models::PairArg,
+    },
+    pair::{Card, Stored},
+};
+
+/// Show what a pair folder holds, what it is worth, and what a policy would make of it
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The pair folder, a folder of them, or `bundled`
+    #[arg(value_name = "FOLDER")]
+    pair: PairArg,
+    /// Print the manifest, the evidence of every document and the policy's answers as JSON; of several mappers, an array
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
+    let policy = args.policy.load()?;
+    let pair = args.pair.open()?;
+    let cards: Vec<&Card> = pair.stored().iter().map(Stored::card).collect();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let one = |card: &&Card| {
+            let forecasts = Forecasts::new(card.name(), &[*card], &policy).json();
+            serde_json::json!({ "manifest": card.manifest(), "evidence": card.evidence(), "forecasts": forecasts })
+        };
+        let all: Vec<serde_json::Value> = cards.iter().map(one).collect();
+        match all.as_slice() {
+            [one] => serde_json::to_writer_pretty(&mut out, one)?,
+            several => serde_json::to_writer_pretty(&mut out, several)?,
+        }
+        writeln!(out)?;
+        return Ok(Ending::Done);
+    }
+    let identity = cards[0].identity();
+    writeln!(out, "pair       {}", pair.name())?;
+    for (label, model) in [("source", &identity.source), ("target", &identity.target)] {
+        let l = &model.layout;
+        writeln!(
+            out,
+            "{label:<10} {}: {} layers, {} KV heads of {}, model {}",
+            model.name,
+            l.layers,
+            l.kv_heads,
+            l.head_dim,
+            model.digest.short()
+        )?;
+    }
+    for stored in pair.stored() {
+        mapper(&mut out, stored)?;
+    }
+    Forecasts::new(pair.name(), &cards, &policy).table(&mut out)?;
+    Ok(Ending::Done)
+}
+
+fn mapper(out: &mut impl Write, stored: &Stored) -> anyhow::Result<()> {
+    let card = stored.card();
+    let (identity, fit) = (card.identity(), &card.manifest().fit);
+    let size = bytes::shown(stored.weight_bytes()?);
+    writeln!(out, "mapper     {}, k = {}, {size} of weights", identity.mapper.kind, fit.k)?;
+    let file = identity.mapper.module.short();
+    let (_, module) = stored.module()?;
+    writeln!(out, "module     {} in tickets; mapper.wasm has SHA-256 {file}", module.short())?;
+    writeln!(out, "ends       first {} and last {} tokens native", identity.head, identity.tail)?;
+    let corpora: Vec<String> = fit.corpora.iter().map(|c| format!("{} ({})", c.name, c.file)).collect();
+    writeln!(
+        out,
+        "fit        {} rows of {} sequences from {}; R² in sample: keys {:.2}, values {:.2}",
+        fit.rows,
+        fit.sequences,
+        corpora.join(", "),
+        fit.r2_keys,
+        fit.r2_values
+    )?;
+    writeln!(out)?;
+    evidence_table(out, card)?;
+    Ok(())
+}
