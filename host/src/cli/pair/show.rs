@@ -14,6 +14,7 @@ use crate::{
 
 /// Show what a pair folder holds, what it is worth, and what a policy would make of it
 #[derive(Debug, clap::Args)]
+#[group(id = "show")]
 pub(super) struct Args {
     /// The pair folder, a folder of them, or `bundled`
     #[arg(value_name = "FOLDER")]
