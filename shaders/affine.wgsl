@@ -1,6 +1,8 @@
 // affine@1: matrix product over a panel's blocks, bias and the target's rotation in one.
 //
-//   out[h, t, :] = rotate(bias[h] + sum over b, j of panel[offsets[b] + t * panel_row_stride + j] * W[b * block_width + j, h])
+//   out[h, t, :] = rotate(bias[h] + sum over blocks b and columns j of panel[b.offset + t * b.row_stride + j] * W[row, h])
+//
+// where the rows of W are the blocks' columns, one block after the other.
 //
 // The declaration of the weights and `weight(i)` come from affine_f32.wgsl, affine_f16.wgsl or affine_packed.wgsl, which
 // the build puts in front of this file.
@@ -13,8 +15,6 @@
 struct Params {
     tokens: u32,
     blocks: u32,
-    block_width: u32,
-    panel_row_stride: u32,
     kv_heads: u32,
     head_dim: u32,
     rope_dims: u32,
@@ -23,9 +23,15 @@ struct Params {
     first_row: u32,
 }
 
+struct Features {
+    offset: u32,
+    row_stride: u32,
+    width: u32,
+}
+
 struct Block {
     params: Params,
-    offsets: array<u32>,
+    features: array<Features>,
 }
 
 @group(0) @binding(0) var<storage, read> panel: array<f32>;
@@ -91,7 +97,7 @@ fn affine(@builtin(workgroup_id) tile: vec3<u32>, @builtin(local_invocation_id) 
     let c3 = columns(within.w);
     let first = heads * p.head_dim + vec4<u32>(c0.x, c1.x, c2.x, c3.x);
     let second = heads * p.head_dim + vec4<u32>(c0.y, c1.y, c2.y, c3.y);
-    let rows = min(vec4<u32>(row, row + 8u, row + 16u, row + 24u), vec4<u32>(p.tokens - 1u)) * p.panel_row_stride;
+    let rows = min(vec4<u32>(row, row + 8u, row + 16u, row + 24u), vec4<u32>(p.tokens - 1u));
 
     var a0 = vec4<f32>(bias[first.x], bias[first.y], bias[first.z], bias[first.w]);
     var b0 = vec4<f32>(bias[second.x], bias[second.y], bias[second.z], bias[second.w]);
@@ -104,8 +110,9 @@ fn affine(@builtin(workgroup_id) tile: vec3<u32>, @builtin(local_invocation_id) 
 
     var k = 0u;
     for (var b = 0u; b < p.blocks; b++) {
-        let x = rows + block.offsets[b];
-        for (var j = 0u; j < p.block_width; j++) {
+        let features = block.features[b];
+        let x = rows * features.row_stride + features.offset;
+        for (var j = 0u; j < features.width; j++) {
             let u = k + first;
             let v = k + second;
             let wa = vec4<f32>(weight(u.x), weight(u.y), weight(u.z), weight(u.w));

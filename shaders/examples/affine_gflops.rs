@@ -5,7 +5,10 @@
 
 use std::time::Instant;
 
-use kvmig_shaders::{Bound, Checked, Kernel, cpu, params::AffineParams};
+use kvmig_shaders::{
+    Bound, Checked, Kernel, cpu,
+    params::{AffineBlock, AffineParams},
+};
 
 #[expect(clippy::print_stdout, reason = "an example that reports")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,8 +16,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let p = AffineParams {
         tokens,
         blocks: 8,
-        block_width: 128,
-        panel_row_stride: 24 * 128,
         kv_heads: 2,
         head_dim: 128,
         rope_dims: 128,
@@ -23,12 +24,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         first_row: 0,
     };
     // Every third layer is selected, so that no two blocks are adjacent.
-    let offsets: Vec<u32> = (0..p.blocks).map(|b| 3 * b * p.block_width).collect();
+    let row_stride = 24 * 128;
+    let blocks: Vec<AffineBlock> =
+        (0..p.blocks).map(|b| AffineBlock { offset: 3 * b * 128, row_stride, width: 128 }).collect();
     let filled = |count: u32| (0..count).map(|i| (i % 13) as f32 / 13.0 - 0.5).collect::<Vec<f32>>();
-    let panel = filled(tokens * p.panel_row_stride);
+    let panel = filled(tokens * row_stride);
     let (weights, bias, rope) = (filled(8 * 128 * 256), filled(256), filled(tokens * 128));
     let mut target = vec![0f32; tokens as usize * 256];
-    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&offsets)].concat();
+    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&blocks)].concat();
     let bindings = [&panel[..], &weights, &bias, &rope, &target].map(|slice| Bound::f32(4 * slice.len() as u64));
     let Checked::Affine(call) = Kernel::Affine.check(&bytes, &bindings)? else {
         unreachable!("affine@1 was asked for")

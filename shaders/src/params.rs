@@ -38,24 +38,20 @@ pub struct GatherParams {
     pub first_row: u32,
 }
 
-/// Parameters of `affine@1`; followed in the same byte string by `blocks` little-endian u32: the element offset of each
-/// block's first row in the panel binding.
+/// Parameters of `affine@1`; followed in the same byte string by `blocks` [`AffineBlock`]s.
 ///
-/// Storage bindings: 0 panel (read, f32), 1 weights `[blocks * block_width, kv_heads * head_dim]` (read; f32, or f16 two
-/// to a u32: the host knows which), 2 bias `[kv_heads * head_dim]` (read, f32), 3 the target's RoPE table
-/// `[tokens, rope_dims / 2, 2]` (read; at least 8 bytes, even if `rope_dims` is 0), 4 target view (write, f32).
-/// `out[h, t, :] = rotate(bias[h] + Σ_b Σ_j panel[offset_b + t * panel_row_stride + j] * weights[b * block_width + j, h])`.
+/// Storage bindings: 0 panel (read, f32), 1 weights `[Σ width, kv_heads * head_dim]` (read; f32, or f16 two to a u32: the
+/// host knows which), 2 bias `[kv_heads * head_dim]` (read, f32), 3 the target's RoPE table `[tokens, rope_dims / 2, 2]`
+/// (read; at least 8 bytes, even if `rope_dims` is 0), 4 target view or scratch (write, f32).
+/// `out[h, t, :] = rotate(bias[h] + Σ_b Σ_j panel[offset_b + t * row_stride_b + j] * weights[first_b + j, h])`, `first_b`
+/// being the sum of the widths of the blocks before.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct AffineParams {
     /// Tokens of the chunk.
     pub tokens: u32,
-    /// Blocks (selected source layers).
+    /// Blocks: selected source layers, or other features.
     pub blocks: u32,
-    /// Columns of a block, `n_kv_s * d_s`.
-    pub block_width: u32,
-    /// Elements from one panel row to the next.
-    pub panel_row_stride: u32,
     /// KV heads of the target.
     pub kv_heads: u32,
     /// Width of a target head.
@@ -68,6 +64,18 @@ pub struct AffineParams {
     pub row_stride: u32,
     /// First token of the slice that the host dispatches; a guest leaves it 0.
     pub first_row: u32,
+}
+
+/// One block of the panel that `affine@1` reads: `[tokens, width]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct AffineBlock {
+    /// Element of the panel at which its first row begins.
+    pub offset: u32,
+    /// Elements from one row to the next.
+    pub row_stride: u32,
+    /// Columns.
+    pub width: u32,
 }
 
 /// Parameters of `scan@1`, the host's own: a block `[planes, rows, cols]` of 32-bit words. Strides and offsets in words.

@@ -2,7 +2,7 @@
 
 use kvmig_shaders::{
     Bound, Checked, Element, Footprint, Kernel, ParamError,
-    params::{AffineParams, GatherParams, POISON, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, POISON, ScanParams},
 };
 use proptest::prelude::*;
 
@@ -20,8 +20,6 @@ const GATHER: GatherParams = GatherParams {
 const AFFINE: AffineParams = AffineParams {
     tokens: 5,
     blocks: 2,
-    block_width: 12,
-    panel_row_stride: 36,
     kv_heads: 2,
     head_dim: 6,
     rope_dims: 4,
@@ -34,8 +32,11 @@ fn gather(p: GatherParams, elements: [u64; 3]) -> Result<Checked, ParamError> {
     Kernel::Gather.check(bytemuck::bytes_of(&p), &elements.map(|n| Bound::f32(4 * n)))
 }
 
-fn affine(p: AffineParams, offsets: &[u32], elements: [u64; 5]) -> Result<Checked, ParamError> {
-    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(offsets)].concat();
+const BLOCKS: [AffineBlock; 2] =
+    [AffineBlock { offset: 0, row_stride: 36, width: 12 }, AffineBlock { offset: 24, row_stride: 36, width: 12 }];
+
+fn affine(p: AffineParams, blocks: &[AffineBlock], elements: [u64; 5]) -> Result<Checked, ParamError> {
+    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(blocks)].concat();
     Kernel::Affine.check(&bytes, &elements.map(|n| Bound::f32(4 * n)))
 }
 
@@ -52,11 +53,11 @@ fn exact_sizes_are_enough_and_one_element_less_is_not() {
         let error = gather(GATHER, less).unwrap_err();
         assert!(matches!(error, ParamError::OutOfBounds { index, .. } if index as usize == binding), "{error}");
     }
-    affine(AFFINE, &[0, 24], AFFINE_ELEMENTS).unwrap();
+    affine(AFFINE, &BLOCKS, AFFINE_ELEMENTS).unwrap();
     for binding in 0..5 {
         let mut less = AFFINE_ELEMENTS;
         less[binding] -= 1;
-        let error = affine(AFFINE, &[0, 24], less).unwrap_err();
+        let error = affine(AFFINE, &BLOCKS, less).unwrap_err();
         assert!(matches!(error, ParamError::OutOfBounds { index, .. } if index as usize == binding), "{error}");
     }
 }
@@ -66,19 +67,25 @@ fn refusals_name_the_field() {
     let refused = |change: fn(&mut AffineParams)| {
         let mut p = AFFINE;
         change(&mut p);
-        affine(p, &[0, 24], AFFINE_ELEMENTS).unwrap_err().to_string()
+        affine(p, &BLOCKS, AFFINE_ELEMENTS).unwrap_err().to_string()
     };
     assert_eq!(refused(|p| p.tokens = 0), "affine@1: tokens is 0; expected 1 to 2^30");
     assert_eq!(refused(|p| p.rope_dims = 3), "affine@1: rope_dims is 3; expected an even number up to head_dim = 6");
     assert_eq!(refused(|p| p.rope_dims = 8), "affine@1: rope_dims is 8; expected an even number up to head_dim = 6");
     assert_eq!(refused(|p| p.first_row = 1), "affine@1: first_row is 1; expected 0: the host's own");
     assert_eq!(
-        refused(|p| p.panel_row_stride = 11),
-        "affine@1: panel_row_stride is 11; expected at least block_width = 12"
-    );
-    assert_eq!(
         refused(|p| p.blocks = 3),
-        "affine@1: parameter block of 48 bytes; expected 52 (40, and 4 for each block's offset)"
+        "affine@1: parameter block of 56 bytes; expected 68 (32, and 12 for each block)"
+    );
+    let narrow = BLOCKS.map(|block| AffineBlock { row_stride: 11, ..block });
+    assert_eq!(
+        affine(AFFINE, &narrow, AFFINE_ELEMENTS).unwrap_err().to_string(),
+        "affine@1: row_stride of a block is 11; expected at least its width = 12"
+    );
+    let empty = BLOCKS.map(|block| AffineBlock { width: 0, ..block });
+    assert_eq!(
+        affine(AFFINE, &empty, AFFINE_ELEMENTS).unwrap_err().to_string(),
+        "affine@1: width of a block is 0; expected at least 1"
     );
     assert_eq!(refused(|p| p.row_stride = 5), "affine@1: the strides of binding 4 (mapped) make rows or heads overlap");
     assert_eq!(
@@ -91,24 +98,21 @@ fn refusals_name_the_field() {
 fn products_of_fields_do_not_wrap() {
     // 2^16 * 2^16 wraps to 0 in u32.
     let huge = AffineParams { kv_heads: 1 << 16, head_dim: 1 << 16, rope_dims: 0, ..AFFINE };
-    assert!(matches!(affine(huge, &[0, 24], AFFINE_ELEMENTS), Err(ParamError::OutOfBounds { index: 1, .. })));
+    assert!(matches!(affine(huge, &BLOCKS, AFFINE_ELEMENTS), Err(ParamError::OutOfBounds { index: 1, .. })));
     let huge = GatherParams { kv_heads: 1 << 16, head_dim: 1 << 16, ..GATHER };
     assert!(matches!(gather(huge, [60, 20, 60]), Err(ParamError::Field { field: "kv_heads * head_dim", .. })));
     // Within a binding, but beyond the shaders' u32 indices.
     let far = GatherParams { head_stride: u32::MAX, ..GATHER };
     assert!(matches!(gather(far, [1 << 40, 20, 60]), Err(ParamError::OutOfBounds { index: 0, .. })));
-    let offset = [0, u32::MAX];
-    assert!(matches!(
-        affine(AFFINE, &offset, [1 << 40, 288, 12, 20, 60]),
-        Err(ParamError::OutOfBounds { index: 0, .. })
-    ));
+    let far = BLOCKS.map(|block| AffineBlock { offset: u32::MAX, ..block });
+    assert!(matches!(affine(AFFINE, &far, [1 << 40, 288, 12, 20, 60]), Err(ParamError::OutOfBounds { index: 0, .. })));
     let blocks = AffineParams { blocks: u32::MAX, ..AFFINE };
-    assert!(matches!(affine(blocks, &[0, 24], AFFINE_ELEMENTS), Err(ParamError::Length { .. })));
+    assert!(matches!(affine(blocks, &BLOCKS, AFFINE_ELEMENTS), Err(ParamError::Length { .. })));
 }
 
 #[test]
 fn elements_are_told_apart() {
-    let params = [bytemuck::bytes_of(&AFFINE), bytemuck::bytes_of(&[0u32, 24])].concat();
+    let params = [bytemuck::bytes_of(&AFFINE), bytemuck::cast_slice(&BLOCKS)].concat();
     let mut bindings = AFFINE_ELEMENTS.map(|n| Bound::f32(4 * n));
     bindings[1] = Bound { bytes: 2 * AFFINE_ELEMENTS[1], element: Element::F16 };
     Kernel::Affine.check(&params, &bindings).unwrap();
@@ -119,7 +123,7 @@ fn elements_are_told_apart() {
         Kernel::Affine.check(&params, &bindings[..4]),
         Err(ParamError::Bindings { expected: 5, found: 4, .. })
     ));
-    assert!(matches!(Kernel::Affine.check(&params[..39], &bindings), Err(ParamError::Length { found: 39, .. })));
+    assert!(matches!(Kernel::Affine.check(&params[..31], &bindings), Err(ParamError::Length { found: 31, .. })));
 }
 
 #[test]
@@ -135,7 +139,7 @@ fn names_carry_their_version() {
 #[test]
 fn slices_cover_each_row_once() {
     let p = AffineParams { tokens: 1000, row_stride: 12, head_stride: 6, ..AFFINE };
-    let call = affine(p, &[0, 24], [999 * 36 + 36, 288, 12, 4000, 12_000]).unwrap();
+    let call = affine(p, &BLOCKS, [999 * 36 + 36, 288, 12, 4000, 12_000]).unwrap();
     let whole = call.slices(u64::MAX);
     assert_eq!(whole.len(), 1);
     assert_eq!((whole[0].rows.clone(), whole[0].workgroups), (0..1000, [1, 32, 1]));
@@ -150,10 +154,10 @@ fn slices_cover_each_row_once() {
         assert_eq!(slice.workgroups[1], slice.rows.len().div_ceil(32) as u32);
         next = slice.rows.end;
         let params = call.gpu_params(slice.rows.start);
-        assert_eq!(params.len(), 48);
-        let read: AffineParams = bytemuck::pod_read_unaligned(&params[..40]);
+        assert_eq!(params.len(), 32 + 24);
+        let read: AffineParams = bytemuck::pod_read_unaligned(&params[..32]);
         assert_eq!(read, AffineParams { first_row: slice.rows.start, ..p });
-        assert_eq!(params[40..], *bytemuck::bytes_of(&[0u32, 24]));
+        assert_eq!(params[32..], *bytemuck::cast_slice(&BLOCKS));
     }
     assert_eq!(next, 1000);
     assert_eq!(call.slices(0).len(), 32, "a tile of rows is the least");
@@ -198,15 +202,16 @@ proptest! {
     }
 
     #[test]
-    fn admitted_affines_stay_in_bounds(fields in [1u32..6, 1u32..8, 1u32..20, 1u32..4, 1u32..8, 0u32..8, 0u32..40, 0u32..20],
-                                       offsets in prop::collection::vec(0u32..40, 1..4),
+    fn admitted_affines_stay_in_bounds(fields in [1u32..6, 1u32..4, 1u32..8, 0u32..8, 0u32..40, 0u32..20],
+                                       blocks in prop::collection::vec([0u32..40, 1u32..20, 1u32..8], 1..4),
                                        sizes in [1u64..120, 1u64..300, 1u64..30, 1u64..40, 1u64..90]) {
-        let [tokens, block_width, panel_row_stride, kv_heads, head_dim, rope_dims, head_stride, row_stride] = fields;
-        let blocks = offsets.len() as u32;
+        let [tokens, kv_heads, head_dim, rope_dims, head_stride, row_stride] = fields;
+        let block = |[offset, row_stride, width]: [u32; 3]| AffineBlock { offset, row_stride, width };
+        let blocks: Vec<AffineBlock> = blocks.into_iter().map(block).collect();
         let p = AffineParams {
-            tokens, blocks, block_width, panel_row_stride, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row: 0,
+            tokens, blocks: blocks.len() as u32, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row: 0,
         };
-        if let Ok(call) = affine(p, &offsets, sizes) {
+        if let Ok(call) = affine(p, &blocks, sizes) {
             in_bounds(&call, &sizes)?;
         }
     }
@@ -238,10 +243,10 @@ proptest! {
     #[test]
     fn large_parameters_get_an_answer(fields in prop::array::uniform9(prop_oneof![0u32..5, any::<u32>()]),
                                       bytes in any::<u64>()) {
-        let mut block = fields.to_vec();
+        let mut block = fields[..7].to_vec();
         block[1] %= 3;
         block.push(0);
-        block.extend(std::iter::repeat_n(fields[8], block[1] as usize));
+        block.extend((0..block[1]).flat_map(|_| [fields[8], fields[7], fields[0]]));
         if let Ok(call) = Kernel::Affine.check(bytemuck::cast_slice(&block), &[Bound::f32(bytes); 5]) {
             call.flops();
             call.reads();

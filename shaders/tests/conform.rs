@@ -2,7 +2,7 @@
 
 use kvmig_shaders::{
     Bound, Checked, Kernel, cpu,
-    params::{AffineParams, GatherParams, POISON, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, POISON, ScanParams},
     reference,
     tolerance::{Comparison, Tolerance},
 };
@@ -95,28 +95,29 @@ proptest! {
         (tokens, kv_heads, head_dim, rope_dims) in shape(),
         woven in any::<bool>(),
         gaps in (0u32..4, 0u32..9),
-        block_width in 1u32..40,
-        layers in prop::collection::vec(0u32..6, 1..7),
-        panel_gap in 0u32..5,
+        // Each block of a width, a stride and a place of its own.
+        blocks in prop::collection::vec((1u32..40, 0u32..9, 0u32..60), 1..7),
         seed in any::<u64>(),
     ) {
         let v = view(tokens, kv_heads, head_dim, woven, gaps);
-        let blocks = layers.len() as u32;
+        let block = |(width, gap, offset): (u32, u32, u32)| AffineBlock { offset, row_stride: width + gap, width };
+        let blocks: Vec<AffineBlock> = blocks.into_iter().map(block).collect();
         let p = AffineParams {
-            tokens, blocks, block_width, panel_row_stride: 6 * block_width + panel_gap,
+            tokens, blocks: blocks.len() as u32,
             kv_heads, head_dim, rope_dims, head_stride: v.head_stride, row_stride: v.row_stride, first_row: 0,
         };
-        let offsets: Vec<u32> = layers.iter().map(|layer| layer * block_width).collect();
         let width = (kv_heads * head_dim) as usize;
-        let panel = numbers(seed, (tokens * p.panel_row_stride) as usize);
-        let weights = numbers(seed ^ 1, (blocks * block_width) as usize * width);
+        let end = |block: &AffineBlock| block.offset + (tokens - 1) * block.row_stride + block.width;
+        let panel = numbers(seed, blocks.iter().map(end).max().unwrap() as usize);
+        let depth: u32 = blocks.iter().map(|block| block.width).sum();
+        let weights = numbers(seed ^ 1, depth as usize * width);
         let (bias, rope) = (numbers(seed ^ 2, width), table(tokens, rope_dims));
         let mut target = vec![f32::from_bits(POISON); v.len];
-        let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&offsets)].concat();
+        let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&blocks)].concat();
         let bindings = [bound(&panel), bound(&weights), bound(&bias), bound(&rope), bound(&target)];
         let Checked::Affine(call) = Kernel::Affine.check(&bytes, &bindings)? else { unreachable!() };
         cpu::affine(&call, &panel, &weights, &bias, &rope, &mut target)?;
-        compare(&target, &reference::affine(&p, &offsets, &panel, &weights, &bias, &rope, Tolerance::CPU))?;
+        compare(&target, &reference::affine(&p, &blocks, &panel, &weights, &bias, &rope, Tolerance::CPU))?;
     }
 
     #[test]
@@ -158,8 +159,6 @@ fn affine_cpu_f32_of_a_real_layer() {
     let p = AffineParams {
         tokens: 1031,
         blocks: 4,
-        block_width: 128,
-        panel_row_stride: 640,
         kv_heads: 2,
         head_dim: 64,
         rope_dims: 64,
@@ -167,15 +166,15 @@ fn affine_cpu_f32_of_a_real_layer() {
         row_stride: 64,
         first_row: 0,
     };
-    let offsets = [0, 128, 512, 256];
+    let blocks = [0, 128, 512, 256].map(|offset| AffineBlock { offset, row_stride: 640, width: 128 });
     let (panel, weights) = (numbers(1, 1031 * 640), numbers(2, 512 * 128));
     let (bias, rope) = (numbers(3, 128), table(1031, 64));
     let mut target = vec![f32::from_bits(POISON); 2 * 1031 * 64];
-    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&offsets)].concat();
+    let bytes = [bytemuck::bytes_of(&p), bytemuck::cast_slice(&blocks)].concat();
     let bindings = [bound(&panel), bound(&weights), bound(&bias), bound(&rope), bound(&target)];
     let Checked::Affine(call) = Kernel::Affine.check(&bytes, &bindings).unwrap() else { unreachable!() };
     cpu::affine(&call, &panel, &weights, &bias, &rope, &mut target).unwrap();
-    compare(&target, &reference::affine(&p, &offsets, &panel, &weights, &bias, &rope, Tolerance::CPU)).unwrap();
+    compare(&target, &reference::affine(&p, &blocks, &panel, &weights, &bias, &rope, Tolerance::CPU)).unwrap();
 
     let short = cpu::affine(&call, &panel[..100], &weights, &bias, &rope, &mut target).unwrap_err();
     assert!(short.to_string().starts_with("affine@1: panel has 100 elements"), "{short}");
@@ -188,8 +187,6 @@ fn the_bound_excludes_real_mistakes() {
     let p = AffineParams {
         tokens: 40,
         blocks: 2,
-        block_width: 16,
-        panel_row_stride: 32,
         kv_heads: 1,
         head_dim: 8,
         rope_dims: 8,
@@ -197,13 +194,13 @@ fn the_bound_excludes_real_mistakes() {
         row_stride: 8,
         first_row: 0,
     };
-    let offsets = [0, 16];
+    let blocks = [0, 16].map(|offset| AffineBlock { offset, row_stride: 32, width: 16 });
     let (panel, weights) = (numbers(1, 40 * 32), numbers(2, 32 * 8));
     let (bias, rope) = (numbers(3, 8), table(40, 8));
     let tolerance = Tolerance::wgsl(kvmig_shaders::WeightFormat::PackedF16);
-    let right = reference::affine(&p, &offsets, &panel, &weights, &bias, &rope, tolerance);
+    let right = reference::affine(&p, &blocks, &panel, &weights, &bias, &rope, tolerance);
     let passes = |weights: &[f32], bias: &[f32], rope: &[f32]| {
-        let wrong = reference::affine(&p, &offsets, &panel, weights, bias, rope, tolerance);
+        let wrong = reference::affine(&p, &blocks, &panel, weights, bias, rope, tolerance);
         Comparison::new(wrong.iter().zip(&right).map(|(w, r)| (w.expected.value as f32, r.expected))).passes()
     };
     assert!(passes(&weights, &bias, &rope));

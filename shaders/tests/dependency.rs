@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, mem::offset_of, path::Path};
 
 use kvmig_shaders::{
     Access, Element, Kernel, WeightFormat, cpu,
-    params::{AffineParams, GatherParams, ScanParams},
+    params::{AffineBlock, AffineParams, GatherParams, ScanParams},
     table::{Layout, SHADERS},
 };
 
@@ -26,8 +26,9 @@ macro_rules! fields {
 fn parameter_blocks_lie_as_the_shaders_read_them() {
     let gather = fields!(GatherParams: tokens, kv_heads, head_dim, rope_dims, head_stride, row_stride, panel_row_stride,
                          first_row);
-    let affine = fields!(AffineParams: tokens, blocks, block_width, panel_row_stride, kv_heads, head_dim, rope_dims,
-                         head_stride, row_stride, first_row);
+    let affine =
+        fields!(AffineParams: tokens, blocks, kv_heads, head_dim, rope_dims, head_stride, row_stride, first_row);
+    let block = fields!(AffineBlock: offset, row_stride, width);
     let scan = fields!(ScanParams: rows, cols, planes, row_stride, plane_stride, offset, poison, first_row);
     for (shader, (size, members)) in [
         ("gather", gather),
@@ -40,8 +41,10 @@ fn parameter_blocks_lie_as_the_shaders_read_them() {
         assert_eq!(params.span as usize, size, "{shader}");
         assert_eq!(params.members, members, "{shader}");
     }
-    // The offsets follow the fixed part without a gap.
-    assert_eq!(layout("affine_f32", "Block").members, [("params", 0), ("offsets", affine.0 as u32)]);
+    // The blocks follow the fixed part, and each other, without a gap.
+    assert_eq!(layout("affine_f32", "Block").members, [("params", 0), ("features", affine.0 as u32)]);
+    let features = layout("affine_f32", "Features");
+    assert_eq!((features.span as usize, features.members.to_vec()), block);
 }
 
 /// Stems of the files in a folder of the crate that end so.

@@ -14,7 +14,8 @@ use kvmig::{
 use safetensors::{Dtype, SafeTensors};
 
 const CONVENTIONS: [&str; 4] = ["per-token", "per-token-relative", "sum", "standardised"];
-const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 8, target_layers: 2, target_width: 12 };
+const SHAPE: MomentShape =
+    MomentShape { source_layers: 3, source_width: 8, target_layers: 2, target_width: 12, hidden: 0 };
 
 /// The stored answers.
 struct Answers(Vec<u8>);

@@ -8,10 +8,12 @@ use kvmig_gate::Policy;
 use crate::{
     cache::Elem,
     fit::{
-        self, CorpusFile, FitOptions,
+        self, CorpusFile, FitOptions, MapperKind,
+        head_matched::Weighting,
+        mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::check_name,
+    pair::{FitRecord, check_name},
     sandbox::bundled::RIDGE,
 };
 
@@ -50,6 +52,21 @@ pub(super) struct Args {
     /// Pair folder to make
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
+    /// Mapper to fit
+    #[arg(long, value_enum, default_value_t = Mapper::Ridge)]
+    mapper: Mapper,
+    /// head-matched: let all rows count alike, instead of as the target's attention has it
+    #[arg(long)]
+    uniform: bool,
+    /// mlp: units of a hidden layer
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().width)]
+    width: usize,
+    /// mlp: times to go through the rows, at most
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().epochs)]
+    epochs: usize,
+    /// mlp: rows of a step
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().batch)]
+    batch: usize,
     /// Name of the pair [default: the folder's]
     #[arg(long)]
     name: Option<String>,
@@ -68,6 +85,20 @@ pub(super) struct Args {
     /// Last prompt tokens that the target computes itself
     #[arg(long, value_name = "N", default_value_t = 32)]
     tail: usize,
+    /// First layers that the target computes itself for every token; what it knows of the text then is a feature. 1 costs next
+    /// to nothing (the embeddings); each more costs a layer of the prefill
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    native_layers: usize,
+    /// Predict keys from keys and values (and values from both), rather than each from its own
+    #[arg(long)]
+    joint: bool,
+    /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
+    #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
+    rank: Option<usize>,
+    /// Choose λ along with k (and the rank): from a hundredth to ten times the given one, on the selection documents; prints
+    /// what was found of each
+    #[arg(long)]
+    sweep: bool,
     /// Source layers per target layer [default: chosen on documents kept for it]
     #[arg(long, value_name = "K")]
     k: Option<usize>,
@@ -89,7 +120,7 @@ pub(super) struct Args {
     /// Documents per corpus to measure on; the gate's shipped policy asks for 30
     #[arg(long, value_name = "N", default_value_t = 30)]
     evidence: usize,
-    /// Seed of the split
+    /// Seed of the split, and of a training
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Keep what was captured, for another fit of the same text (another k or λ) in the same place
@@ -106,6 +137,17 @@ pub(super) struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// What `--mapper` takes.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Mapper {
+    /// One affine map for all heads of a layer
+    Ridge,
+    /// An affine map per head, from one head of each source layer
+    HeadMatched,
+    /// A small network per head
+    Mlp,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
@@ -129,10 +171,39 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     } else {
         let fit = &pair.manifest().fit;
         writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
+        sweep_table(&mut out, fit)?;
         evidence_table(&mut out, pair.card())?;
         Forecasts::new(pair.name(), &[pair.card()], gate.policy()).table(&mut out)?;
     }
     Ok(Ending::Done)
+}
+
+/// What the choice was made from, the chosen one marked.
+fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
+    if fit.sweep.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "chosen on {} documents that are used for nothing else:", fit.sweep[0].documents)?;
+    writeln!(
+        out,
+        "    {:>3} {:>6} {:>9} {:>13} {:>7} {:>11}",
+        "k", "rank", "λ", "MFLOP/token", "cosine", "worst layer"
+    )?;
+    for point in &fit.sweep {
+        let chosen = (point.k, point.lambda, point.rank) == (fit.k, fit.lambda.value, fit.rank);
+        writeln!(
+            out,
+            "  {} {:>3} {:>6} {:>9} {:>13.1} {:>7.4} {:>11.4}",
+            if chosen { "*" } else { " " },
+            point.k,
+            point.rank.map_or("-".to_owned(), |rank| rank.to_string()),
+            point.lambda,
+            point.mflops,
+            point.cosine_mean,
+            point.cosine_worst_layer
+        )?;
+    }
+    writeln!(out)
 }
 
 /// Said before hours are spent on a pair that the gate will have nothing to judge by.
@@ -147,6 +218,17 @@ fn too_little_evidence(documents: usize, policy: &Policy) {
 }
 
 impl Args {
+    /// The kind of mapper, and the module that runs it.
+    fn mapper(&self) -> (MapperKind, &'static [u8]) {
+        let Args { width, epochs, batch, seed, .. } = *self;
+        let weighting = if self.uniform { Weighting::Uniform } else { Weighting::Attention };
+        match self.mapper {
+            Mapper::Ridge => (MapperKind::Ridge, RIDGE),
+            Mapper::HeadMatched => (MapperKind::HeadMatched(weighting), RIDGE),
+            Mapper::Mlp => (MapperKind::Mlp(mlp::Settings { width, epochs, batch, seed }), RIDGE),
+        }
+    }
+
     fn options(&self) -> anyhow::Result<FitOptions> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -156,7 +238,9 @@ impl Args {
             }
         };
         check_name(&name).context("the pair's name: give --name NAME")?;
-        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
+        let (mapper, module) = self.mapper();
+        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), module.to_vec());
+        options.mapper = mapper;
         options.held_out = self.held_out.clone();
         options.context = self.context;
         options.tokens = self.tokens;
@@ -165,6 +249,10 @@ impl Args {
         options.tail = self.tail;
         options.k = self.k;
         options.max_k = self.max_k;
+        options.native_layers = self.native_layers;
+        options.joint = self.joint;
+        options.rank = self.rank;
+        options.sweep = self.sweep;
         options.lambda = Lambda { value: self.lambda, convention: self.lambda_convention };
         options.elem = self.weights;
         options.selection = self.selection;

@@ -62,10 +62,13 @@ impl Report {
                 ("map", ms.map),
                 ("readback", ms.readback),
                 ("install", ms.install),
+                ("native layers", ms.native_layers),
                 ("native ends", ms.native_ends),
                 ("other", ms.other),
             ];
-            let parts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
+            // Most pairs have no native layers.
+            let stages = stages.iter().filter(|(name, ms)| *name != "native layers" || *ms > 0.0);
+            let parts: Vec<String> = stages.map(|(name, ms)| format!("{name} {ms:.1}")).collect();
             lines.push(line("handoff", &format!("{} = {} ms", duration(ms.handoff), parts.join(" + "))));
         } else if let Some(reprefill) = ms.reprefill {
             lines.push(line("target", &format!("ordinary prefill {}", duration(reprefill))));

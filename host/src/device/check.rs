@@ -22,6 +22,8 @@ pub(crate) struct Extents {
     pub(crate) source_rope: u64,
     /// The target's RoPE table.
     pub(crate) target_rope: u64,
+    /// The target's hidden state.
+    pub(crate) hidden: u64,
 }
 
 /// Bytes of a RoPE table of `tokens` positions, `[tokens, dims / 2, 2]` f32; a table of nothing is kept bindable.
@@ -37,6 +39,7 @@ impl Extents {
             target: target.bytes,
             source_rope: rope_bytes(recording.tokens, job.source.layout().rope.dims),
             target_rope: rope_bytes(recording.tokens, job.target.layout().rope.dims),
+            hidden: 4 * u64::from(recording.tokens) * job.hidden_width() as u64,
         }
     }
 }
@@ -159,14 +162,18 @@ fn extent(
         found: BufferName(binding.buffer).to_string(),
         expected,
     };
-    let layer_of = |layer: u32, layers: usize, bytes| {
-        if (layer as usize) < layers { Ok(bytes) } else { Err(absent(format!("a layer below {layers}"))) }
+    let layer_of = |layer: u32, layers: std::ops::Range<usize>, bytes| {
+        let std::ops::Range { start, end } = layers;
+        let there = (start..end).contains(&(layer as usize));
+        if there { Ok(bytes) } else { Err(absent(format!("a layer from {start} to {}", end - 1))) }
     };
     match binding.buffer {
-        BufferId::Source { layer, .. } => layer_of(layer, job.source.layout().layers, extents.source),
-        BufferId::Target { layer, .. } => layer_of(layer, job.target.layout().layers, extents.target),
+        BufferId::Source { layer, .. } => layer_of(layer, 0..job.source.layout().layers, extents.source),
+        BufferId::Target { layer, .. } => layer_of(layer, job.mapped_layers(), extents.target),
         BufferId::SourceRope => Ok(extents.source_rope),
         BufferId::TargetRope => Ok(extents.target_rope),
+        BufferId::Hidden if extents.hidden == 0 => Err(absent("a job with native layers of the target".to_owned())),
+        BufferId::Hidden => Ok(extents.hidden),
         BufferId::Weights(index) => {
             let name = recording.weights.get(index as usize);
             let tensor = name.and_then(|name| job.weights.loaded().weights().get(name));

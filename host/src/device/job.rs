@@ -23,12 +23,25 @@ pub struct Job<'a> {
     pub source: &'a KvPlanes,
     /// Target keys and values, allocated for at least `slots.end` tokens; only `slots` are written.
     pub target: &'a mut KvPlanes,
+    /// What the target computed itself, where it did.
+    pub lower: Option<Lower<'a>>,
     /// Slots to map.
     pub slots: Range<usize>,
     /// Position of each of these slots, in tokens.
     pub positions: &'a [u32],
     /// How long and in which portions.
     pub pacing: Pacing,
+}
+
+/// The target's own first layers: their keys and values are in its planes for every slot of the job.
+#[derive(Clone, Copy, Debug)]
+pub struct Lower<'a> {
+    /// How many; the layers from there on are mapped.
+    pub layers: usize,
+    /// Its residual stream as it enters the last of them, of the job's slots: `[slots.len(), width]`.
+    pub hidden: &'a [f32],
+    /// Width of the residual stream.
+    pub width: usize,
 }
 
 /// Bounds on time.
@@ -118,6 +131,7 @@ impl fmt::Display for BufferName {
             BufferId::Source { layer, value } => write!(f, "{} of source layer {layer}", half(value)),
             BufferId::Target { layer, value } => write!(f, "{} of target layer {layer}", half(value)),
             BufferId::SourceRope => f.write_str("the source's RoPE table"),
+            BufferId::Hidden => f.write_str("the target's hidden state"),
             BufferId::TargetRope => f.write_str("the target's RoPE table"),
             BufferId::Weights(index) => write!(f, "weight tensor {index}"),
             BufferId::Scratch(index) => write!(f, "scratch {index}"),
@@ -136,6 +150,22 @@ pub(crate) struct Chunk {
 }
 
 impl<'a> Job<'a> {
+    /// The target's layers that are mapped.
+    pub(crate) fn mapped_layers(&self) -> Range<usize> {
+        self.lower.map_or(0, |lower| lower.layers)..self.target.layout().layers
+    }
+
+    /// Width of the hidden state; 0 where there is none.
+    pub(crate) fn hidden_width(&self) -> usize {
+        self.lower.map_or(0, |lower| lower.width)
+    }
+
+    /// The hidden state of some of the job's slots.
+    pub(crate) fn hidden(&self, slots: &Range<usize>) -> &'a [f32] {
+        let Some(Lower { hidden, width, .. }) = self.lower else { return &[] };
+        &hidden[(slots.start - self.slots.start) * width..(slots.end - self.slots.start) * width]
+    }
+
     /// The recording that a chunk replays.
     pub(crate) fn recording(&self, chunk: &Chunk) -> &'a Recording {
         // A remainder without a recording does not leave `chunks`.
@@ -155,6 +185,16 @@ impl<'a> Job<'a> {
                 format!("{} long", self.positions.len()),
                 format!("one for each of {tokens} slots"),
             );
+        }
+        if let Some(Lower { layers, hidden, width }) = self.lower {
+            let most = self.target.layout().layers;
+            if layers >= most {
+                return wrong("native layers", layers.to_string(), format!("fewer than the target's {most}"));
+            }
+            if hidden.len() != tokens * width {
+                let found = format!("{} elements", hidden.len());
+                return wrong("the hidden state", found, format!("{tokens} slots of {width}"));
+            }
         }
         for (slots, rope, planes) in [
             ("slots of the source", "the source's RoPE", self.source),

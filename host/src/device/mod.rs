@@ -21,7 +21,7 @@ use serde::Serialize;
 
 pub use choice::{DeviceChoice, ParseDeviceChoiceError};
 pub use error::DeviceError;
-pub use job::{BufferName, Job, Pacing, Report, ViewStrides};
+pub use job::{BufferName, Job, Lower, Pacing, Report, ViewStrides};
 pub use list::{DeviceEntry, DeviceList, Missing, SelfTestStatus, devices};
 pub use selftest::SelfTest;
 pub use weights::ResidentWeights;

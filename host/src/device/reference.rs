@@ -13,7 +13,7 @@ pub(crate) struct Plane<'a> {
     pub(crate) source_heads: [usize; 2],
     /// Heads and width of the target plane.
     pub(crate) target_heads: [usize; 2],
-    /// `[blocks * block_width, heads * d]`, the values that the kernel reads.
+    /// `[rows, heads * d]`, the values that the kernel reads.
     pub(crate) weights: &'a [f32],
     /// `[heads * d]`.
     pub(crate) bias: &'a [f32],

@@ -18,6 +18,9 @@ pub trait Observer {
     /// `queries` are rotated; `outputs` are what attention makes of them, before the output projection. Called once per
     /// layer and batch, layers ascending; `positions` are the rows'.
     fn layer(&mut self, layer: usize, positions: &[u32], queries: &[f32], outputs: &[f32]);
+
+    /// The residual stream that enters a layer, `[rows, hidden]`. Called before [`Observer::layer`].
+    fn input(&mut self, _layer: usize, _positions: &[u32], _residual: &[f32]) {}
 }
 
 /// Tokens of one pass. Row r's keys and values go to slot `slots[r]`; it sees the slots `firsts[r] ..= slots[r]` and, where
@@ -45,6 +48,9 @@ pub(super) enum Want {
     Last,
     /// Every row's, `[rows, vocab]`.
     All,
+    /// No logits: the pass ends once the keys and values of this layer are stored, and gives the residual stream that entered
+    /// it, `[rows, hidden]`.
+    Entering(usize),
 }
 
 /// Buffers that live through all layers.
@@ -59,7 +65,7 @@ struct Scratch {
     up: Vec<f32>,
 }
 
-/// Runs `batch`, writes its keys and values into `planes`, and returns the logits that are wanted.
+/// Runs `batch`, writes its keys and values into `planes`, and returns what is wanted.
 pub(super) fn forward(
     config: &ModelConfig,
     weights: &Weights,
@@ -74,8 +80,15 @@ pub(super) fn forward(
     let mut x = weights.embedding.rows(batch.tokens)?;
     let mut scratch = Scratch::default();
     for (l, layer) in weights.layers.iter().enumerate() {
-        project(config, team, layer, &x, &table, &mut scratch)?;
+        if let Some(observer) = &mut observer {
+            observer.input(l, batch.positions, &x);
+        }
+        let ends_here = want == Want::Entering(l);
+        project(config, team, layer, &x, &table, !ends_here, &mut scratch)?;
         store(config, planes, l, batch.slots, &scratch);
+        if ends_here {
+            return Ok(x);
+        }
         // After the last layer's keys and values are stored, only rows whose logits are wanted have to go on.
         let last = l + 1 == config.layers && observer.is_none();
         let kept = match want {
@@ -96,7 +109,8 @@ pub(super) fn forward(
         finish_layer(config, team, layer, &mut x, &outputs, &mut scratch)?;
     }
     let hidden = match want {
-        Want::Nothing => return Ok(Vec::new()),
+        // No layer was the one to end at: the caller's number is not one of a layer.
+        Want::Nothing | Want::Entering(_) => return Ok(Vec::new()),
         Want::Last => &x[x.len() - config.hidden..],
         Want::All => &x[..],
     };
@@ -110,18 +124,22 @@ pub(super) fn forward(
     }
 }
 
-/// Queries, keys and values of every row, normalised and rotated.
+/// Keys and values of every row, and `queries` where they are asked for, normalised and rotated.
 fn project(
     config: &ModelConfig,
     team: Team,
     layer: &LayerWeights,
     x: &[f32],
     table: &[f32],
+    queries: bool,
     scratch: &mut Scratch,
 ) -> Result<(), EngineError> {
     scratch.normed.resize(x.len(), 0.0);
     norm::rms_norm(team, x, &layer.attention_norm, config.rms_eps, &mut scratch.normed);
-    layer.q.apply(&scratch.normed, &mut scratch.q)?;
+    scratch.q.clear();
+    if queries {
+        layer.q.apply(&scratch.normed, &mut scratch.q)?;
+    }
     layer.k.apply(&scratch.normed, &mut scratch.k)?;
     layer.v.apply(&scratch.normed, &mut scratch.v)?;
     let (q_norm, k_norm) = match &layer.qk_norm {

@@ -96,6 +96,36 @@ impl Model {
         self.on_threads(|| KvPlanes::resident(self.layout().clone(), capacity))
     }
 
+    /// Computes the keys and values of the first `layers` layers of the whole prompt into `planes`, and gives the residual
+    /// stream that enters the last of them, `[tokens, hidden]`: what a mapper of the layers above can be told about the text at
+    /// the price of `layers − 1` layers. Of one layer, that is the tokens' embeddings.
+    ///
+    /// # Errors
+    /// As [`Model::prefill`]; [`EngineError::CacheMismatch`] for more layers than the model has.
+    pub fn lower_layers(&self, tokens: &[u32], planes: &mut KvPlanes, layers: usize) -> Result<Vec<f32>, EngineError> {
+        self.check_tokens(tokens)?;
+        self.check_reserved(planes, tokens.len())?;
+        if !(1..=self.config().layers).contains(&layers) {
+            let expected = format!("1 to {}", self.config().layers);
+            return Err(EngineError::CacheMismatch { field: "native layers", found: layers.to_string(), expected });
+        }
+        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+        let slots: Vec<usize> = (0..tokens.len()).collect();
+        let firsts = vec![0; CHUNK.min(tokens.len())];
+        let mut residual = Vec::with_capacity(tokens.len() * self.config().hidden);
+        for start in (0..tokens.len()).step_by(CHUNK) {
+            let range = start..tokens.len().min(start + CHUNK);
+            let batch = Batch {
+                tokens: &tokens[range.clone()],
+                positions: &positions[range.clone()],
+                slots: &slots[range.clone()],
+                firsts: &firsts[..range.len()],
+            };
+            residual.extend(self.pass(&batch, planes, None, Want::Entering(layers - 1), None)?);
+        }
+        Ok(residual)
+    }
+
     /// Computes `fill` into `planes`, whose other slots are filled, and returns the last row's logits.
     pub(super) fn fill(
         &self,

@@ -10,14 +10,15 @@ use rayon::prelude::*;
 use super::{
     FitError, Progress, Stage,
     content::{Content, Rotation, Slots},
-    moments::Moments,
+    design::{Design, RidgeMaps, Side},
+    moments::{MomentShape, Moments},
     plan::Prompt,
     product::{View, multiply},
-    ridge::{self, AffineMap, Lambda, LayerMap},
-    select::Scores,
+    ridge::{AffineMap, Lambda},
+    tap::{All, Hidden},
 };
 use crate::{
-    cache::{CacheLayout, KvCache},
+    cache::KvCache,
     engine::{Model, PrefillOptions},
     measure::cosine::{self, Cosines, Queries},
     pair::SweepPoint,
@@ -27,16 +28,18 @@ use crate::{
 pub(super) struct Trial {
     /// Source rows of the slots that are mapped.
     content: Content,
+    /// The target's hidden state there, where the fit has one.
+    hidden: Vec<f32>,
     slots: Slots,
     native: KvCache,
     queries: Queries,
 }
 
 impl Trial {
-    /// Runs both models; the first `head` and last `tail` slots stay native.
+    /// Runs both models; the first `head` and last `tail` slots stay native, as do the first `native_layers` layers.
     pub(super) fn run(
         prompt: &Prompt,
-        (head, tail): (usize, usize),
+        (head, tail, native_layers): (usize, usize, usize),
         source: &Model,
         target: &Model,
     ) -> Result<Trial, FitError> {
@@ -47,24 +50,35 @@ impl Trial {
         let config = target.config();
         let first = slots.end as u32;
         let mut queries = Queries::from_position(first, config.layers, config.heads, config.head_dim);
-        let native = target.prefill(tokens, PrefillOptions { observer: Some(&mut queries), ..options() })?.cache;
-        Ok(Trial { content: Content::read(from.planes(), from.positions(), slots), slots, native, queries })
+        let mut hidden = Hidden::behind(native_layers, config.hidden);
+        let mut observers = All(vec![&mut queries, &mut hidden]);
+        let native = target.prefill(tokens, PrefillOptions { observer: Some(&mut observers), ..options() })?.cache;
+        let content = Content::read(from.planes(), from.positions(), slots);
+        Ok(Trial { content, hidden: hidden.rows(slots), slots, native, queries })
     }
 
     /// Attention-output cosines with the middle mapped.
-    fn cosines(&self, maps: &[LayerMap], source: &CacheLayout) -> Cosines {
+    fn cosines(&self, maps: &RidgeMaps, shape: &MomentShape) -> Cosines {
         let mut planes = self.native.planes().clone();
         let layout = planes.layout().clone();
         let rotation = Rotation::new(&layout.rope, &self.native.positions()[self.slots.start..self.slots.end]);
-        let (d, columns) = (layout.head_dim, source.layers * source.width());
-        for (layer, map) in maps.iter().enumerate() {
-            let mut keys = apply(&map.keys, &self.content.keys, columns, &map.sources, source.width());
-            let values = apply(&map.values, &self.content.values, columns, &map.sources, source.width());
+        let d = layout.head_dim;
+        let projected = [Side::Keys, Side::Values].map(|side| {
+            let sources = maps.design.layers.first().map(Vec::as_slice).unwrap_or_default();
+            maps.projection(side).map(|map| self.apply(map, &self.features(&maps.design, side, sources, shape)))
+        });
+        for (mapped, map) in maps.layers.iter().enumerate() {
+            let predict = |side: Side, affine: &AffineMap, projected: &Option<Vec<f32>>| match projected {
+                Some(projected) => self.apply(affine, projected),
+                None => self.apply(affine, &self.features(&maps.design, side, &map.sources, shape)),
+            };
+            let mut keys = predict(Side::Keys, &map.keys, &projected[0]);
+            let values = predict(Side::Values, &map.values, &projected[1]);
             for (row, slot) in (self.slots.start..self.slots.end).enumerate() {
                 for head in 0..layout.kv_heads {
                     let (at, offset) = (row * layout.width() + head * d, planes.offset(head, slot));
                     rotation.apply(row, &mut keys[at..at + d]);
-                    let kv = planes.layer_mut(layer);
+                    let kv = planes.layer_mut(maps.design.native_layers + mapped);
                     kv.k.write(offset, &keys[at..at + d]);
                     kv.v.write(offset, &values[at..at + d]);
                 }
@@ -72,55 +86,93 @@ impl Trial {
         }
         cosine::compare(&self.queries, self.native.planes(), &planes)
     }
+
+    /// The rows of a target layer's features, `[rows, features]`.
+    fn features(&self, design: &Design, side: Side, sources: &[usize], shape: &MomentShape) -> Vec<f32> {
+        let (width, columns) = (shape.source_width, shape.source_columns());
+        let blocks = design.blocks(side, sources, shape);
+        let mut features = Vec::new();
+        for row in 0..self.slots.end - self.slots.start {
+            for &block in &blocks {
+                let (from, at, width) = match block.checked_sub(shape.source_layers) {
+                    None => (&self.content.keys, row * columns + block * width, width),
+                    Some(layer) if layer < shape.source_layers => {
+                        (&self.content.values, row * columns + layer * width, width)
+                    }
+                    Some(_) => (&self.hidden, row * shape.hidden, shape.hidden),
+                };
+                features.extend_from_slice(&from[at..at + width]);
+            }
+        }
+        features
+    }
+
+    fn apply(&self, map: &AffineMap, features: &[f32]) -> Vec<f32> {
+        let (inputs, outputs) = (map.weight.rows(), map.weight.cols());
+        let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
+        let count = features.len() / inputs;
+        let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
+        let (x, w) = (View::rows(features, count, inputs, inputs), View::rows(&weight, inputs, outputs, outputs));
+        multiply(&mut y, outputs, 1.0, 1.0, x, w);
+        y
+    }
 }
 
-/// `[rows, n_kv_t · d_t]`: the affine map of the selected layers' columns.
-fn apply(map: &AffineMap, rows: &[f32], columns: usize, sources: &[usize], width: usize) -> Vec<f32> {
-    let (inputs, outputs) = (map.weight.rows(), map.weight.cols());
-    let picked = |row| sources.iter().flat_map(move |&layer| row_slice(row, layer, width));
-    let x: Vec<f32> = rows.chunks_exact(columns).flat_map(picked).copied().collect();
-    let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
-    let count = rows.len() / columns;
-    let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
-    multiply(
-        &mut y,
-        outputs,
-        1.0,
-        1.0,
-        View::rows(&x, count, inputs, inputs),
-        View::rows(&weight, inputs, outputs, outputs),
-    );
-    y
+/// One design and penalty to be tried.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    /// Source layers of a target layer.
+    pub(super) k: usize,
+    pub(super) design: Design,
+    pub(super) lambda: Lambda,
 }
 
-fn row_slice(row: &[f32], layer: usize, width: usize) -> &[f32] {
-    &row[layer * width..(layer + 1) * width]
-}
-
-/// Fits and tries each k; gives the chosen one with its maps, and what was found.
+/// Fits and tries each candidate, given from the cheapest on; gives the index of the chosen one, and what was found.
 pub(super) fn choose(
     moments: &Moments,
-    scores: &Scores,
-    candidates: &[usize],
-    lambda: Lambda,
+    candidates: &[Candidate],
     trials: &[Trial],
-    source: &CacheLayout,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(usize, Vec<SweepPoint>), FitError> {
     let mut per_document: Vec<Vec<f64>> = Vec::new();
     let mut sweep = Vec::new();
-    for (done, &k) in candidates.iter().enumerate() {
+    for (done, Candidate { k, design, lambda }) in candidates.iter().enumerate() {
         if watch(Progress { stage: Stage::Sweep, done, total: candidates.len() }).is_break() {
             return Err(FitError::Stopped { stage: Stage::Sweep.name() });
         }
-        let maps = ridge::fit(moments, &scores.top_all(k), lambda)?;
-        let cosines: Vec<Cosines> = trials.par_iter().map(|trial| trial.cosines(&maps, source)).collect();
+        let maps = RidgeMaps::fit(moments, design, *lambda)?;
+        let shape = moments.shape();
+        let cosines: Vec<Cosines> = trials.par_iter().map(|trial| trial.cosines(&maps, &shape)).collect();
         let mean = |value: fn(&Cosines) -> f64| cosines.iter().map(value).sum::<f64>() / cosines.len() as f64;
         let (cosine_mean, cosine_worst_layer) = (mean(Cosines::mean), mean(Cosines::worst_layer));
-        sweep.push(SweepPoint { k, cosine_mean, cosine_worst_layer, documents: cosines.len() });
+        sweep.push(SweepPoint {
+            k: *k,
+            lambda: lambda.value,
+            rank: design.rank,
+            mflops: maps.flops() / 1e6,
+            cosine_mean,
+            cosine_worst_layer,
+            documents: cosines.len(),
+        });
         per_document.push(cosines.iter().map(Cosines::mean).collect());
     }
-    Ok((candidates[smallest_as_good(&per_document)], sweep))
+    Ok((cheapest_as_good(candidates, &per_document), sweep))
+}
+
+/// Of candidates that cost the same the best; of these the cheapest that is [`smallest_as_good`].
+fn cheapest_as_good(candidates: &[Candidate], per_document: &[Vec<f64>]) -> usize {
+    let mut best: Vec<usize> = Vec::new();
+    for index in 0..candidates.len() {
+        let cost = |index: usize| (candidates[index].k, candidates[index].design.rank);
+        let total = |index: usize| per_document[index].iter().sum::<f64>();
+        match best.iter_mut().find(|other| cost(**other) == cost(index)) {
+            None => best.push(index),
+            Some(other) if total(index) > total(*other) => *other = index,
+            Some(_) => {}
+        }
+    }
+    let of_best: Vec<Vec<f64>> = best.iter().map(|&index| per_document[index].clone()).collect();
+    best.get(smallest_as_good(&of_best)).copied().unwrap_or(0)
 }
 
 /// The first candidate that falls short of the best by no more than one standard error of their difference over documents: a
@@ -141,7 +193,6 @@ fn smallest_as_good(per_document: &[Vec<f64>]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fit::linalg::Matrix;
 
     #[test]
     fn a_difference_within_its_error_goes_to_the_smaller() {
@@ -149,20 +200,5 @@ mod tests {
         assert_eq!(smallest_as_good(&[low.clone(), close, best.clone()]), 1);
         assert_eq!(smallest_as_good(&[low.clone(), best.clone(), low]), 1);
         assert_eq!(smallest_as_good(&[best]), 0);
-    }
-
-    #[test]
-    fn the_map_reads_the_selected_layers_columns() {
-        let map = AffineMap {
-            weight: Matrix::from_vec(4, 1, vec![1.0, 10.0, 100.0, 1000.0]),
-            bias: vec![0.5],
-            source_mean: vec![0.0; 4],
-            target_mean: vec![0.0],
-            r2: 0.0,
-            jitter: 0.0,
-        };
-        // Two rows of three layers of two columns.
-        let rows: Vec<f32> = (1..=12).map(|x| x as f32).collect();
-        assert_eq!(apply(&map, &rows, 6, &[2, 0], 2), [5.0 + 60.0 + 100.0 + 2000.5, 11.0 + 120.0 + 700.0 + 8000.5]);
     }
 }

@@ -19,7 +19,8 @@ impl Slots {
         Slots { start, end, stride: 1 }
     }
 
-    fn iter(self) -> impl Iterator<Item = usize> {
+    /// They, ascending.
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
         (self.start..self.end).step_by(self.stride)
     }
 }

@@ -4,7 +4,9 @@ use std::{io, path::PathBuf};
 
 use kvmig_gate::GateError;
 
-use super::{LockError, LogError, corpus::CorpusError, linalg::LinalgError, state::StateError};
+use super::{
+    LockError, LogError, corpus::CorpusError, linalg::LinalgError, mlp::MlpError, rows::RowsError, state::StateError,
+};
 use crate::{
     engine::{EngineError, OtherTokenizer},
     measure::audit::AuditError,
@@ -66,6 +68,12 @@ pub enum FitError {
     /// What was captured can't be kept or used.
     #[error(transparent)]
     State(#[from] StateError),
+    /// Rows can't be kept or read.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
+    /// No networks came out of the training.
+    #[error(transparent)]
+    Mlp(#[from] MlpError),
     /// What was measured can't be kept.
     #[error(transparent)]
     Log(#[from] LogError),

@@ -3,22 +3,30 @@
 //! Reading order: [`fit`], [`moments`], [`select`], [`ridge`]. Documents to calibrate, to choose k and to measure on are
 //! disjoint. Interrupted and called again with the same options, a fit goes on from what it had captured and measured.
 
+pub mod attention;
 mod capture;
 mod choose;
 mod content;
 pub mod corpus;
+pub mod design;
 mod error;
 mod evidence;
+mod fitted;
+pub mod head_matched;
 pub mod linalg;
 mod lock;
 mod log;
+pub mod mlp;
 pub mod moments;
 mod options;
 mod plan;
 mod product;
+mod rank;
 pub mod ridge;
+pub mod rows;
 pub mod select;
 pub mod state;
+mod tap;
 
 use std::{fs, io, ops::ControlFlow, path::Path};
 
@@ -28,22 +36,27 @@ pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
 pub use lock::LockError;
 pub use log::LogError;
-pub use options::{FitOptions, Progress, Stage};
+pub use options::{FitOptions, MapperKind, Progress, Stage};
 
 use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, RidgeSettings,
-        SweepPoint, Tensor, WeightsRecord,
+        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
+        WeightsRecord,
     },
 };
+use capture::Captured;
+use choose::{Candidate, Trial};
+use design::{Design, RidgeMaps};
 use evidence::Bench;
+use fitted::Fitted;
 use lock::Lock;
 use log::Log;
 use moments::Moments;
 use plan::Plan;
-use ridge::LayerMap;
+use ridge::Lambda;
+use rows::RowFile;
 use select::Scores;
 
 /// Fewer rows per feature than this, and a fit is refused: what it would have learnt is its calibration text (METHOD §8).
@@ -66,26 +79,48 @@ pub fn fit(
     let _lock = Lock::take(options.lock_file())?;
     check(options, source, target)?;
     let plan = Plan::new(options, source, target)?;
-    let state = capture::capture(options, &plan, source, target, watch)?;
+    let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
-    let (k, sweep) = match options.k {
-        Some(k) => (k, Vec::new()),
-        None => choose_k(options, &plan, &state.moments, &scores, source, target, watch)?,
-    };
-    enough_rows(k, &state.moments)?;
-    step(watch, Stage::Solve, 0, 1)?;
-    let maps = ridge::fit(&state.moments, &scores.top_all(k), options.lambda)?;
-    let draft = draft(options, &plan, &state.moments, &maps, (k, sweep), source, target)?;
-    drop((maps, state));
+    let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
+    let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let draft = draft(options, &plan, state.moments.rows(), &fitted, (&chosen, sweep), source, target)?;
+    drop((fitted, state, rows));
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
     if !options.keep_state {
-        for file in [options.state_file(), options.evidence_log()] {
+        for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
             remove(&file)?;
         }
+        let leftover = |(file, source)| FitError::Leftover { file, source };
+        mlp::kept::remove(&options.networks_folder()).map_err(leftover)?;
     }
     Ok(pair)
+}
+
+fn solve(
+    options: &FitOptions,
+    moments: &Moments,
+    rows: Option<&RowFile>,
+    Candidate { design, lambda, .. }: &Candidate,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Fitted, FitError> {
+    let selection = &design.layers;
+    let rows = || rows.expect("captured for the kinds that need them");
+    match &options.mapper {
+        MapperKind::Ridge => {
+            step(watch, Stage::Solve, 0, 1)?;
+            Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, *lambda)?, options.elem))
+        }
+        MapperKind::HeadMatched(weighting) => {
+            let maps = head_matched::fit(rows(), selection, *lambda, *weighting, watch)?;
+            Ok(Fitted::head_matched(&maps, options.elem))
+        }
+        MapperKind::Mlp(settings) => {
+            let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
+            Ok(Fitted::mlp(&networks, options.elem))
+        }
+    }
 }
 
 /// What can be told before anything runs.
@@ -98,6 +133,11 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
         let expected = format!("1 to {layers}, the layers of {}", source.name());
         return Err(FitError::Setting { field: "k", found: k.to_string(), expected });
     }
+    let most = target.layout().layers - 1;
+    if options.native_layers > most {
+        let expected = format!("at most {most}, one less than {} has", target.name());
+        return Err(FitError::Setting { field: "native-layers", found: options.native_layers.to_string(), expected });
+    }
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
@@ -105,7 +145,8 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 
-fn choose_k(
+/// What is fitted, and how it was chosen where it was not given.
+fn choose(
     options: &FitOptions,
     plan: &Plan,
     moments: &Moments,
@@ -113,26 +154,69 @@ fn choose_k(
     source: &Model,
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(usize, Vec<SweepPoint>), FitError> {
-    let largest = options.max_k.unwrap_or(usize::MAX);
-    let candidates: Vec<usize> = select::sweep(source.layout().layers)
-        .into_iter()
-        .filter(|&k| k <= largest && enough_rows(k, moments).is_ok())
-        .collect();
-    if candidates.is_empty() {
-        enough_rows(1, moments)?;
+) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
+    let head_dim = source.layout().head_dim;
+    let mut candidates = candidates(options, scores, source, target);
+    let rows = |candidate: &Candidate| {
+        let features = match options.mapper {
+            MapperKind::HeadMatched(_) => candidate.k * head_dim,
+            _ => candidate.design.features(&moments.shape()),
+        };
+        enough_rows(candidate.k, features, moments.rows())
+    };
+    if let Some(first) = candidates.first() {
+        rows(first)?;
     }
+    candidates.retain(|candidate| rows(candidate).is_ok());
+    if !options.chooses() {
+        return Ok((candidates.remove(0), Vec::new()));
+    }
+    let natively = (options.head, options.tail, options.native_layers);
     let mut trials = Vec::new();
     for (done, prompt) in plan.selection.iter().enumerate() {
         step(watch, Stage::Selection, done, plan.selection.len())?;
-        trials.push(choose::Trial::run(prompt, (options.head, options.tail), source, target)?);
+        trials.push(Trial::run(prompt, natively, source, target)?);
     }
-    choose::choose(moments, scores, &candidates, options.lambda, &trials, source.layout(), watch)
+    let (chosen, sweep) = choose::choose(moments, &candidates, &trials, watch)?;
+    Ok((candidates.swap_remove(chosen), sweep))
 }
 
-fn enough_rows(k: usize, moments: &Moments) -> Result<(), FitError> {
-    let features = k * moments.shape().source_width;
-    let (rows, expected) = (moments.rows(), ROWS_PER_FEATURE * features);
+/// What may be fitted, the cheapest first.
+fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Model) -> Vec<Candidate> {
+    let all = source.layout().layers;
+    let largest = options.max_k.unwrap_or(usize::MAX);
+    let ks = match (options.k, options.rank) {
+        (Some(k), _) => vec![k],
+        (None, Some(_)) => vec![all],
+        (None, None) => select::sweep(all).into_iter().filter(|&k| k <= largest).collect(),
+    };
+    let ranks = match options.rank {
+        Some(rank) if options.sweep => vec![Some(rank.div_ceil(2)), Some(rank), Some(2 * rank)],
+        rank => vec![rank],
+    };
+    let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    let mut candidates = Vec::new();
+    for &k in &ks {
+        for &rank in &ranks {
+            let layers = (options.native_layers..target.layout().layers).map(|layer| scores.top(layer, k)).collect();
+            let design = Design {
+                native_layers: options.native_layers,
+                layers,
+                joint: options.joint,
+                hidden: options.native_layers > 0,
+                rank,
+            };
+            candidates.extend(factors.iter().map(|factor| {
+                let lambda = Lambda { value: factor * options.lambda.value, ..options.lambda };
+                Candidate { k, design: design.clone(), lambda }
+            }));
+        }
+    }
+    candidates
+}
+
+fn enough_rows(k: usize, features: usize, rows: u64) -> Result<(), FitError> {
+    let expected = ROWS_PER_FEATURE * features;
     if rows >= expected as u64 { Ok(()) } else { Err(FitError::TooFewRows { rows, k, features, expected }) }
 }
 
@@ -150,42 +234,42 @@ fn step(
 fn draft(
     options: &FitOptions,
     plan: &Plan,
-    moments: &Moments,
-    maps: &[LayerMap],
-    (k, sweep): (usize, Vec<SweepPoint>),
+    rows: u64,
+    fitted: &Fitted,
+    (chosen, sweep): (&Candidate, Vec<SweepPoint>),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
-    let tensors: Vec<Tensor> =
-        maps.iter().enumerate().flat_map(|(layer, map)| map.tensors(layer, options.elem)).collect();
-    let weights = pair::encode_weights(&tensors)?;
-    let settings = RidgeSettings { layers: maps.iter().map(|map| map.sources.clone()).collect() };
+    let weights = pair::encode_weights(&fitted.tensors)?;
     let identity = Identity {
         format: pair::FORMAT,
         head: options.head,
         tail: options.tail,
+        native_layers: options.native_layers,
         mapper: MapperRecord {
-            kind: "ridge".to_owned(),
+            kind: options.mapper.name().to_owned(),
             module: Digest::of(&options.module),
-            settings: settings.to_json(),
+            settings: fitted.settings.clone(),
         },
         weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
         source: ModelRecord::of(source),
         target: ModelRecord::of(target),
     };
-    let mean = |value: fn(&LayerMap) -> f64| maps.iter().map(value).sum::<f64>() / maps.len() as f64;
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").to_owned(),
-        k,
+        k: chosen.k,
+        rank: chosen.design.rank,
         seed: options.seed,
         context: options.context,
         stride: options.stride,
         sequences: plan.sequences.len(),
-        rows: moments.rows(),
-        r2_keys: mean(|map| map.keys.r2),
-        r2_values: mean(|map| map.values.r2),
-        jitter: maps.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
-        lambda: options.lambda,
+        rows,
+        r2_keys: fitted.r2[0],
+        r2_values: fitted.r2[1],
+        jitter: fitted.jitter,
+        lambda: chosen.lambda,
+        weighting: fitted.weighting.clone(),
+        training: fitted.training.clone(),
         sweep,
         corpora: plan.corpora.clone(),
     };

@@ -1,10 +1,14 @@
 //! First and second moments of source and target rows, streamed.
 //!
-//! One Gram matrix over *all* source layers for keys (rotation stripped) and one for values, and one cross matrix per target
-//! layer, hold everything an unweighted fit needs: any subset of layers, any λ and every R² is a sub-block solve (METHOD §3).
-//! Rows are shifted by the first chunk's mean before they are multiplied: f32 products of raw rows would lose the
-//! covariance of a coordinate whose mean is large against its spread, as some key biases are.
+//! One Gram matrix over everything that can be a feature (the keys of all source layers, rotation stripped, their values, and
+//! the target's hidden state where it is captured) and one cross matrix per target layer, of its keys and of its values, hold
+//! everything an unweighted fit needs: any subset of layers, any λ and every R² is a sub-block solve (METHOD §3). Rows are
+//! shifted by the first chunk's mean before they are multiplied: f32 products of raw rows would lose the covariance of a
+//! coordinate whose mean is large against its spread, as some key biases are.
 
+use std::ops::Range;
+
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -24,17 +28,51 @@ pub struct MomentShape {
     pub target_layers: usize,
     /// `n_kv · d` of the target.
     pub target_width: usize,
+    /// Width of the target's hidden state; 0 where it is not captured.
+    pub hidden: usize,
 }
 
 impl MomentShape {
-    /// Columns of a source row over all layers.
+    /// Columns of a source row over all layers, of keys or of values.
     pub fn source_columns(&self) -> usize {
         self.source_layers * self.source_width
     }
 
-    /// Columns of a target row over all layers.
+    /// Columns of a target row over all layers, of keys or of values.
     pub fn target_columns(&self) -> usize {
         self.target_layers * self.target_width
+    }
+
+    /// Columns of everything that can be a feature.
+    pub fn features(&self) -> usize {
+        2 * self.source_columns() + self.hidden
+    }
+
+    /// Columns of everything that can be predicted.
+    pub fn outputs(&self) -> usize {
+        2 * self.target_columns()
+    }
+
+    /// Feature blocks: the keys of each source layer, then its values, then the hidden state.
+    fn feature_blocks(&self) -> usize {
+        2 * self.source_layers + usize::from(self.hidden > 0)
+    }
+
+    /// Columns of a feature block among all.
+    fn feature_columns(&self, block: usize) -> Range<usize> {
+        let start = block * self.source_width;
+        start..start + if block == 2 * self.source_layers { self.hidden } else { self.source_width }
+    }
+
+    /// Columns of an output block (a layer's keys or values) among all.
+    fn output_columns(&self, block: usize) -> Range<usize> {
+        block * self.target_width..(block + 1) * self.target_width
+    }
+
+    /// Bytes that the moments take in memory.
+    pub fn bytes(&self) -> u64 {
+        let (n, m) = (self.features() as u64, self.outputs() as u64);
+        8 * (n * n / 2 + n * m)
     }
 }
 
@@ -47,24 +85,23 @@ pub struct Rows<'a> {
     pub target: &'a [f32],
 }
 
-/// Moments of keys and values over the same rows.
+/// Moments of keys, values and hidden state over the same rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moments {
     shape: MomentShape,
     rows: u64,
-    pub(super) keys: Side,
-    pub(super) values: Side,
+    pub(super) sums: Sums,
 }
 
 impl Moments {
     /// No rows yet.
     pub fn new(shape: MomentShape) -> Moments {
-        Moments { shape, rows: 0, keys: Side::new(shape), values: Side::new(shape) }
+        Moments { shape, rows: 0, sums: Sums::new(shape) }
     }
 
     /// From parts that were stored.
-    pub(super) fn from_parts(shape: MomentShape, rows: u64, keys: Side, values: Side) -> Moments {
-        Moments { shape, rows, keys, values }
+    pub(super) fn from_parts(shape: MomentShape, rows: u64, sums: Sums) -> Moments {
+        Moments { shape, rows, sums }
     }
 
     /// Layers and widths.
@@ -80,74 +117,104 @@ impl Moments {
     /// Adds the rows of one chunk: products in f32 within it, accumulation in f64 across chunks.
     ///
     /// # Panics
-    /// If keys and values differ in their number of rows, or a slice isn't a whole number of rows.
+    /// As [`Moments::add_with`].
     pub fn add(&mut self, keys: Rows<'_>, values: Rows<'_>) {
-        let rows = keys.source.len() / self.shape.source_columns();
+        self.add_with(keys, values, &[]);
+    }
+
+    /// The same with the target's hidden state, `[rows, hidden]`.
+    ///
+    /// # Panics
+    /// If the parts differ in their number of rows, or a slice isn't a whole number of rows.
+    pub fn add_with(&mut self, keys: Rows<'_>, values: Rows<'_>, hidden: &[f32]) {
+        let shape = self.shape;
+        let rows = keys.source.len() / shape.source_columns();
         for part in [keys, values] {
-            assert_eq!(part.source.len(), rows * self.shape.source_columns(), "whole source rows, as many of each");
-            assert_eq!(part.target.len(), rows * self.shape.target_columns(), "whole target rows, as many of each");
+            assert_eq!(part.source.len(), rows * shape.source_columns(), "whole source rows, as many of each");
+            assert_eq!(part.target.len(), rows * shape.target_columns(), "whole target rows, as many of each");
         }
+        assert_eq!(hidden.len(), rows * shape.hidden, "whole hidden rows, as many of each");
         if rows == 0 {
             return;
         }
-        let first = self.rows == 0;
-        self.keys.add(self.shape, rows, keys, first);
-        self.values.add(self.shape, rows, values, first);
+        let (n, m) = (shape.source_columns(), shape.target_columns());
+        let features = side_by_side(rows, &[(keys.source, n), (values.source, n), (hidden, shape.hidden)]);
+        let outputs = side_by_side(rows, &[(keys.target, m), (values.target, m)]);
+        self.sums.add(shape, rows, features, outputs, self.rows == 0);
         self.rows += rows as u64;
     }
 
-    /// The keys' moments, as covariances per token.
+    /// The keys' moments, as covariances per token: layer l of either model is its keys.
     pub fn keys(&self) -> Covariances<'_> {
-        Covariances { shape: self.shape, rows: self.rows as f64, side: &self.keys }
+        Covariances { moments: self, first_feature: 0, first_output: 0 }
     }
 
-    /// The values' moments, as covariances per token.
+    /// The values' moments, likewise.
     pub fn values(&self) -> Covariances<'_> {
-        Covariances { shape: self.shape, rows: self.rows as f64, side: &self.values }
+        let MomentShape { source_layers, target_layers, .. } = self.shape;
+        Covariances { moments: self, first_feature: source_layers, first_output: target_layers }
+    }
+
+    /// All of them: the keys of the layers, then their values, then (of the features) the hidden state.
+    pub fn joint(&self) -> Covariances<'_> {
+        self.keys()
     }
 }
 
-/// Sums over the rows of keys or of values, shifted.
+/// Columns of several matrices beside each other, `[rows, Σ columns]`.
+fn side_by_side(rows: usize, parts: &[(&[f32], usize)]) -> Vec<f32> {
+    let mut all = Vec::with_capacity(parts.iter().map(|(part, _)| part.len()).sum());
+    for row in 0..rows {
+        parts.iter().for_each(|(part, columns)| all.extend_from_slice(&part[row * columns..(row + 1) * columns]));
+    }
+    all
+}
+
+/// Sums over the rows, shifted.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Side {
-    /// `[source_columns]`, subtracted from every source row before anything is summed.
+pub(super) struct Sums {
+    /// `[features]`, subtracted from every row before anything is summed.
     pub(super) source_shift: Vec<f32>,
-    /// `[target_columns]`.
+    /// `[outputs]`.
     pub(super) target_shift: Vec<f32>,
-    /// Sum of the shifted rows, `[source_columns]`.
+    /// Sum of the shifted rows, `[features]`.
     pub(super) source_sum: Vec<f64>,
-    /// `[target_columns]`.
+    /// `[outputs]`.
     pub(super) target_sum: Vec<f64>,
-    /// Sum of squares of the shifted target rows, `[target_columns]`.
+    /// Sum of squares of the shifted target rows, `[outputs]`.
     pub(super) target_squares: Vec<f64>,
-    /// Per source layer l, its products with itself and all later ones: `[source_width, (source_layers − l) · source_width]`.
+    /// Per feature block, its products with itself and all later ones: `[columns, features − columns before it]`.
     pub(super) gram: Vec<Matrix>,
-    /// Per target layer, `[source_columns, target_width]`.
+    /// Per output block, `[features, target_width]`.
     pub(super) cross: Vec<Matrix>,
 }
 
-impl Side {
-    fn new(shape: MomentShape) -> Side {
-        let (n, w) = (shape.source_columns(), shape.source_width);
-        Side {
+impl Sums {
+    pub(super) fn new(shape: MomentShape) -> Sums {
+        let (n, m) = (shape.features(), shape.outputs());
+        let gram = |block| {
+            let columns = shape.feature_columns(block);
+            Matrix::zeros(columns.len(), n - columns.start)
+        };
+        Sums {
             source_shift: vec![0.0; n],
-            target_shift: vec![0.0; shape.target_columns()],
+            target_shift: vec![0.0; m],
             source_sum: vec![0.0; n],
-            target_sum: vec![0.0; shape.target_columns()],
-            target_squares: vec![0.0; shape.target_columns()],
-            gram: (0..shape.source_layers).map(|l| Matrix::zeros(w, n - l * w)).collect(),
-            cross: (0..shape.target_layers).map(|_| Matrix::zeros(n, shape.target_width)).collect(),
+            target_sum: vec![0.0; m],
+            target_squares: vec![0.0; m],
+            gram: (0..shape.feature_blocks()).map(gram).collect(),
+            cross: (0..2 * shape.target_layers).map(|_| Matrix::zeros(n, shape.target_width)).collect(),
         }
     }
 
-    fn add(&mut self, shape: MomentShape, rows: usize, chunk: Rows<'_>, first: bool) {
-        let (n, m, w) = (shape.source_columns(), shape.target_columns(), shape.source_width);
+    fn add(&mut self, shape: MomentShape, rows: usize, mut x: Vec<f32>, mut y: Vec<f32>, first: bool) {
+        let (n, m) = (shape.features(), shape.outputs());
         if first {
-            self.source_shift = column_means(chunk.source, rows, n);
-            self.target_shift = column_means(chunk.target, rows, m);
+            self.source_shift = column_means(&x, rows, n);
+            self.target_shift = column_means(&y, rows, m);
         }
-        let x = shifted(chunk.source, &self.source_shift);
-        let y = shifted(chunk.target, &self.target_shift);
+        shift(&mut x, &self.source_shift);
+        shift(&mut y, &self.target_shift);
         for row in x.chunks_exact(n) {
             self.source_sum.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
         }
@@ -159,23 +226,32 @@ impl Side {
             });
         }
         let mut scratch = Vec::new();
-        for (layer, gram) in self.gram.iter_mut().enumerate() {
-            let here = View::rows(&x[layer * w..], rows, w, n);
-            let onwards = View::rows(&x[layer * w..], rows, n - layer * w, n);
+        for (block, gram) in self.gram.iter_mut().enumerate() {
+            let columns = shape.feature_columns(block);
+            let here = View::rows(&x[columns.start..], rows, columns.len(), n);
+            let onwards = View::rows(&x[columns.start..], rows, n - columns.start, n);
             accumulate(gram, here, onwards, &mut scratch);
         }
-        for (layer, cross) in self.cross.iter_mut().enumerate() {
-            let target = View::rows(&y[layer * shape.target_width..], rows, shape.target_width, m);
+        for (block, cross) in self.cross.iter_mut().enumerate() {
+            let columns = shape.output_columns(block);
+            let target = View::rows(&y[columns.start..], rows, columns.len(), m);
             accumulate(cross, View::rows(&x, rows, n, n), target, &mut scratch);
         }
     }
 }
 
+/// Elements that one thread adds at a time.
+const PIECE: usize = 1 << 16;
+
 /// `sum += leftᵀ · right`, the product in f32, the sum in f64.
 fn accumulate(sum: &mut Matrix, left: View<'_, f32>, right: View<'_, f32>, scratch: &mut Vec<f32>) {
     scratch.resize(sum.rows() * sum.cols(), 0.0);
     multiply(scratch, sum.cols(), 0.0, 1.0, left.transposed(), right);
-    sum.as_mut_slice().iter_mut().zip(&*scratch).for_each(|(sum, &x)| *sum += f64::from(x));
+    // The sums are far larger than any cache: it is memory that this waits for.
+    let pieces = sum.as_mut_slice().par_chunks_mut(PIECE).zip(scratch.par_chunks(PIECE));
+    pieces.for_each(|(sums, products)| {
+        sums.iter_mut().zip(products).for_each(|(sum, &x)| *sum += f64::from(x));
+    });
 }
 
 fn column_means(rows: &[f32], count: usize, columns: usize) -> Vec<f32> {
@@ -186,59 +262,74 @@ fn column_means(rows: &[f32], count: usize, columns: usize) -> Vec<f32> {
     sums.iter().map(|sum| (sum / count as f64) as f32).collect()
 }
 
-fn shifted(rows: &[f32], shift: &[f32]) -> Vec<f32> {
-    rows.chunks_exact(shift.len()).flat_map(|row| row.iter().zip(shift).map(|(x, s)| x - s)).collect()
+fn shift(rows: &mut [f32], shift: &[f32]) {
+    for row in rows.chunks_exact_mut(shift.len()) {
+        row.iter_mut().zip(shift).for_each(|(x, s)| *x -= s);
+    }
 }
 
-/// Means and per-token covariances (`/N`) of one side of the moments.
+/// Means and per-token covariances (`/N`) of the keys, of the values, or of all: a layer is named by its number among these.
 #[derive(Clone, Copy, Debug)]
 pub struct Covariances<'a> {
-    shape: MomentShape,
-    rows: f64,
-    side: &'a Side,
+    moments: &'a Moments,
+    first_feature: usize,
+    first_output: usize,
 }
 
 impl Covariances<'_> {
     /// Layers and widths.
     pub fn shape(&self) -> MomentShape {
-        self.shape
+        self.moments.shape
     }
 
     /// Rows behind them.
     pub fn rows(&self) -> f64 {
-        self.rows
+        self.moments.rows as f64
     }
 
-    /// Mean source row of the given layers, concatenated: `[layers · source_width]`.
+    /// Columns of a feature block among all features.
+    fn features(&self, layer: usize) -> Range<usize> {
+        self.shape().feature_columns(self.first_feature + layer)
+    }
+
+    /// Columns of an output block among all outputs.
+    fn outputs(&self, layer: usize) -> Range<usize> {
+        self.shape().output_columns(self.first_output + layer)
+    }
+
+    /// Mean source row of the given layers, concatenated: `[Σ columns]`.
     pub fn source_mean(&self, layers: &[usize]) -> Vec<f64> {
-        let columns = layers.iter().flat_map(|l| l * self.shape.source_width..(l + 1) * self.shape.source_width);
-        columns.map(|i| f64::from(self.side.source_shift[i]) + self.side.source_sum[i] / self.rows).collect()
+        let sums = &self.moments.sums;
+        let mean = |i: usize| f64::from(sums.source_shift[i]) + sums.source_sum[i] / self.rows();
+        layers.iter().flat_map(|&layer| self.features(layer)).map(mean).collect()
     }
 
     /// Mean row of a target layer, `[target_width]`.
     pub fn target_mean(&self, layer: usize) -> Vec<f64> {
-        let columns = layer * self.shape.target_width..(layer + 1) * self.shape.target_width;
-        columns.map(|i| f64::from(self.side.target_shift[i]) + self.side.target_sum[i] / self.rows).collect()
+        let sums = &self.moments.sums;
+        let mean = |i: usize| f64::from(sums.target_shift[i]) + sums.target_sum[i] / self.rows();
+        self.outputs(layer).map(mean).collect()
     }
 
     /// Variance of each coordinate of a target layer, `[target_width]`.
     pub fn target_variance(&self, layer: usize) -> Vec<f64> {
-        let columns = layer * self.shape.target_width..(layer + 1) * self.shape.target_width;
+        let sums = &self.moments.sums;
         let variance = |i: usize| {
-            let mean = self.side.target_sum[i] / self.rows;
-            (self.side.target_squares[i] / self.rows - mean * mean).max(0.0)
+            let mean = sums.target_sum[i] / self.rows();
+            (sums.target_squares[i] / self.rows() - mean * mean).max(0.0)
         };
-        columns.map(variance).collect()
+        self.outputs(layer).map(variance).collect()
     }
 
-    /// Covariance of the given source layers, concatenated: `[layers · source_width]²`, symmetric.
+    /// Covariance of the given source layers, concatenated: `[Σ columns]²`, symmetric.
     pub fn source(&self, layers: &[usize]) -> Matrix {
-        let w = self.shape.source_width;
-        let mut matrix = Matrix::zeros(layers.len() * w, layers.len() * w);
+        let starts = self.starts(layers);
+        let columns = starts.last().copied().unwrap_or(0);
+        let mut matrix = Matrix::zeros(columns, columns);
         for (i, &a) in layers.iter().enumerate() {
             for (j, &b) in layers.iter().enumerate() {
-                for r in 0..w {
-                    let into = &mut matrix.row_mut(i * w + r)[j * w..(j + 1) * w];
+                for r in 0..self.features(a).len() {
+                    let into = &mut matrix.row_mut(starts[i] + r)[starts[j]..starts[j + 1]];
                     into.iter_mut().enumerate().for_each(|(c, x)| *x = self.source_element((a, r), (b, c)));
                 }
             }
@@ -246,8 +337,18 @@ impl Covariances<'_> {
         matrix
     }
 
+    /// Where each of the layers begins when they are concatenated, and where the last one ends.
+    fn starts(&self, layers: &[usize]) -> Vec<usize> {
+        let mut end = 0;
+        let ends = layers.iter().map(|&layer| {
+            end += self.features(layer).len();
+            end
+        });
+        std::iter::once(0).chain(ends.collect::<Vec<_>>()).collect()
+    }
+
     /// Covariance of `columns` (a head's, say) of one source layer with themselves.
-    pub fn source_columns(&self, layer: usize, columns: std::ops::Range<usize>) -> Matrix {
+    pub fn source_columns(&self, layer: usize, columns: Range<usize>) -> Matrix {
         let n = columns.len();
         let mut matrix = Matrix::zeros(n, n);
         for r in 0..n {
@@ -257,13 +358,13 @@ impl Covariances<'_> {
         matrix
     }
 
-    /// Covariance of the given source layers with a target layer: `[layers · source_width, target_width]`.
+    /// Covariance of the given source layers with a target layer: `[Σ columns, target_width]`.
     pub fn cross(&self, layers: &[usize], target_layer: usize) -> Matrix {
-        let (w, t) = (self.shape.source_width, self.shape.target_width);
-        let mut matrix = Matrix::zeros(layers.len() * w, t);
+        let starts = self.starts(layers);
+        let mut matrix = Matrix::zeros(starts.last().copied().unwrap_or(0), self.shape().target_width);
         for (i, &layer) in layers.iter().enumerate() {
-            for r in 0..w {
-                let into = matrix.row_mut(i * w + r).iter_mut().enumerate();
+            for r in 0..self.features(layer).len() {
+                let into = matrix.row_mut(starts[i] + r).iter_mut().enumerate();
                 into.for_each(|(c, x)| *x = self.cross_element((layer, r), (target_layer, c)));
             }
         }
@@ -273,8 +374,8 @@ impl Covariances<'_> {
     /// Covariance of some columns of a source layer with some of a target layer.
     pub fn cross_columns(
         &self,
-        (layer, columns): (usize, std::ops::Range<usize>),
-        (target_layer, target_columns): (usize, std::ops::Range<usize>),
+        (layer, columns): (usize, Range<usize>),
+        (target_layer, target_columns): (usize, Range<usize>),
     ) -> Matrix {
         let mut matrix = Matrix::zeros(columns.len(), target_columns.len());
         for r in 0..columns.len() {
@@ -285,20 +386,25 @@ impl Covariances<'_> {
     }
 
     fn source_element(&self, (a, r): (usize, usize), (b, c): (usize, usize)) -> f64 {
-        let w = self.shape.source_width;
-        let sum = &self.side.source_sum;
-        let (first, row, column) = if a <= b { (a, r, (b - a) * w + c) } else { (b, c, (a - b) * w + r) };
-        let gram = &self.side.gram[first];
-        // A layer's block with itself is averaged over both halves: the f32 kernel need not round them alike.
-        let product = if a == b { (gram.row(r)[c] + gram.row(c)[r]) / 2.0 } else { gram.row(row)[column] };
-        product / self.rows - (sum[a * w + r] / self.rows) * (sum[b * w + c] / self.rows)
+        let sums = &self.moments.sums;
+        let (row, column) = (self.features(a).start + r, self.features(b).start + c);
+        let product = if a == b {
+            // A layer's block with itself is averaged over both halves: the f32 kernel need not round them alike.
+            let gram = &sums.gram[self.first_feature + a];
+            (gram.row(r)[c] + gram.row(c)[r]) / 2.0
+        } else if a < b {
+            sums.gram[self.first_feature + a].row(r)[column - self.features(a).start]
+        } else {
+            sums.gram[self.first_feature + b].row(c)[row - self.features(b).start]
+        };
+        product / self.rows() - (sums.source_sum[row] / self.rows()) * (sums.source_sum[column] / self.rows())
     }
 
     fn cross_element(&self, (layer, r): (usize, usize), (target_layer, c): (usize, usize)) -> f64 {
-        let row = layer * self.shape.source_width + r;
-        let column = target_layer * self.shape.target_width + c;
-        let means = (self.side.source_sum[row] / self.rows) * (self.side.target_sum[column] / self.rows);
-        self.side.cross[target_layer].row(row)[c] / self.rows - means
+        let sums = &self.moments.sums;
+        let (row, column) = (self.features(layer).start + r, self.outputs(target_layer).start + c);
+        let means = (sums.source_sum[row] / self.rows()) * (sums.target_sum[column] / self.rows());
+        sums.cross[self.first_output + target_layer].row(row)[c] / self.rows() - means
     }
 }
 
@@ -307,7 +413,8 @@ mod tests {
     use super::*;
     use crate::measure::random::Random;
 
-    const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6 };
+    const SHAPE: MomentShape =
+        MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6, hidden: 5 };
 
     fn rows(count: usize, offset: f32, seed: u64) -> (Vec<f32>, Vec<f32>) {
         let mut random = Random::new(seed);
@@ -331,9 +438,12 @@ mod tests {
     fn streamed_equals_two_pass() {
         let (x, y) = rows(500, 1_000.0, 1);
         let mut moments = Moments::new(SHAPE);
-        for (x, y) in x.chunks(12 * 77).zip(y.chunks(12 * 77)) {
-            let part = Rows { source: x, target: y };
-            moments.add(part, part);
+        let hidden: Vec<f32> = x.chunks_exact(12).flat_map(|x| [x[1] * x[5], x[2], x[3], -x[4], 7.0]).collect();
+        let values: Vec<f32> = x.iter().map(|x| 0.01 * x * x).collect();
+        for (i, (x, y)) in x.chunks(12 * 77).zip(y.chunks(12 * 77)).enumerate() {
+            let rows = |all: &'_ [f32], width: usize| all.chunks(width * 77).nth(i).unwrap().to_vec();
+            let (values, hidden) = (rows(&values, 12), rows(&hidden, 5));
+            moments.add_with(Rows { source: &values, target: y }, Rows { source: x, target: y }, &hidden);
         }
         assert_eq!(moments.rows(), 500);
         let side = moments.values();
@@ -355,6 +465,30 @@ mod tests {
         assert!((side.source_mean(&layers)[1] - mean).abs() < 1e-6);
         assert_eq!(side.source_columns(2, 1..3).row(0)[1], source.row(1)[2]);
         assert_eq!(side.cross_columns((0, 1..2), (1, 2..4)).row(0), &cross.row(5)[2..4]);
+        // Keys with values, the hidden state with either, and the keys of a target layer from all of it.
+        let (joint, blocks) = (moments.joint(), [6, 1, 4]);
+        let (source, cross) = (joint.source(&blocks), joint.cross(&blocks, 1));
+        let all: Vec<f32> = (0..500)
+            .flat_map(|row| {
+                [&hidden[5 * row..5 * row + 5], &values[12 * row + 4..12 * row + 8], &x[12 * row + 4..12 * row + 8]]
+                    .concat()
+            })
+            .collect();
+        for i in 0..13 {
+            for j in 0..13 {
+                let expected = covariance(&all, &all, (13, i), (13, j));
+                let scale = source.row(i)[i].max(source.row(j)[j]).max(1.0);
+                let found = source.row(i)[j];
+                assert!((found - expected).abs() < 1e-5 * scale, "{i}, {j}: found {found}, expected {expected}");
+            }
+            (0..6).for_each(|j| {
+                let (found, expected) = (cross.row(i)[j], covariance(&all, &y, (13, i), (12, 6 + j)));
+                assert!(
+                    (found - expected).abs() < 1e-5 * source.row(i)[i].max(1.0),
+                    "found {found}, expected {expected}"
+                );
+            });
+        }
     }
 
     #[test]
@@ -362,6 +496,6 @@ mod tests {
     fn unequal_rows_are_a_fault() {
         let (x, y) = rows(4, 0.0, 1);
         let (full, short) = (Rows { source: &x, target: &y }, Rows { source: &x[12..], target: &y[12..] });
-        Moments::new(SHAPE).add(full, short);
+        Moments::new(MomentShape { hidden: 0, ..SHAPE }).add(full, short);
     }
 }

@@ -6,6 +6,8 @@ use kvmig_gate::parse::printable;
 
 use super::{
     corpus::{CorpusFile, DomainError, check_domain},
+    head_matched::Weighting,
+    mlp,
     ridge::Lambda,
 };
 use crate::{
@@ -34,12 +36,20 @@ pub struct FitOptions {
     pub head: usize,
     /// Last prompt tokens that the target computes itself; at least 1.
     pub tail: usize,
+    /// First layers that the target computes itself, for every token; its hidden state behind them is a feature.
+    pub native_layers: usize,
     /// Source layers per target layer; chosen on selection documents where it is `None`.
     pub k: Option<usize>,
     /// The largest k that may be chosen.
     pub max_k: Option<usize>,
+    /// Whether keys and values are both features of each (ridge alone).
+    pub joint: bool,
+    /// Columns that all source layers' features are projected to first (ridge alone): every target layer reads these.
+    pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
+    /// Whether λ is chosen along with k, and the rank where there is one: from a few around the given ones.
+    pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
     /// Selection documents per corpus; none are drawn where k is given.
@@ -48,6 +58,8 @@ pub struct FitOptions {
     pub evidence: usize,
     /// Seed of the split of documents.
     pub seed: u64,
+    /// What is fitted.
+    pub mapper: MapperKind,
     /// The mapper module's component.
     pub module: Vec<u8>,
     /// Whether to keep what was captured after the pair is written, for another fit of the same rows.
@@ -67,13 +79,18 @@ impl FitOptions {
             stride: 1,
             head: 4,
             tail: 32,
+            native_layers: 0,
             k: None,
             max_k: None,
+            joint: false,
+            rank: None,
             lambda: Lambda::default(),
+            sweep: false,
             elem: Elem::F16,
             selection: 4,
             evidence: 30,
             seed: 1,
+            mapper: MapperKind::Ridge,
             module,
             keep_state: false,
         }
@@ -82,6 +99,16 @@ impl FitOptions {
     /// The file that captured moments are kept in until the pair is written.
     pub fn state_file(&self) -> PathBuf {
         self.beside("state")
+    }
+
+    /// The file that rows are spilled to until the pair is written, where a fit needs them again.
+    pub fn rows_file(&self) -> PathBuf {
+        self.beside("rows")
+    }
+
+    /// The folder that finished networks are kept in until the pair is written.
+    pub fn networks_folder(&self) -> PathBuf {
+        self.beside("mlp")
     }
 
     /// The file that evidence is kept in until the pair is written.
@@ -99,6 +126,23 @@ impl FitOptions {
         name.push(".");
         name.push(suffix);
         self.out.with_file_name(name)
+    }
+
+    /// Whether there is something to be chosen on selection documents.
+    pub(super) fn chooses(&self) -> bool {
+        self.sweep || (self.k.is_none() && self.rank.is_none())
+    }
+
+    /// Settings that other mappers don't have.
+    fn ridge_alone(&self) -> Option<(&'static str, String, String)> {
+        if self.mapper == MapperKind::Ridge {
+            let both = self.rank.is_some() && (self.k.is_some() || self.max_k.is_some());
+            let expected = || "no k beside a rank: a projection reads all source layers".to_owned();
+            return both.then(|| ("rank", "k as well".to_owned(), expected()));
+        }
+        let given = [("joint", self.joint), ("rank", self.rank.is_some()), ("native-layers", self.native_layers > 0)];
+        let (field, _) = given.into_iter().find(|(_, given)| *given)?;
+        Some((field, format!("mapper {}", self.mapper.name()), "mapper ridge".to_owned()))
     }
 
     /// The first setting that no fit can have: (field, found, expected).
@@ -125,15 +169,51 @@ impl FitOptions {
             .or_else(|| at_least("tail", self.tail, 1))
             .or_else(|| at_least("context", self.context, self.head.saturating_add(self.tail).saturating_add(MIDDLE)))
             .or_else(|| at_least("k", self.k.unwrap_or(1), 1))
+            .or_else(|| at_least("rank", self.rank.unwrap_or(1), 1))
+            .or_else(|| self.ridge_alone())
             .or_else(|| at_least("max-k", self.max_k.unwrap_or(1), 1))
             .or_else(|| at_least("evidence", self.evidence, 1))
-            .or_else(|| at_least("selection", if self.k.is_some() { 1 } else { self.selection }, 1))
+            .or_else(|| at_least("selection", if self.chooses() { self.selection } else { 1 }, 1))
             .or_else(|| at_least("tokens", self.tokens, self.context))
+            .or_else(|| {
+                let MapperKind::Mlp(settings) = &self.mapper else { return None };
+                let mlp::Settings { width, epochs, batch, seed: _ } = *settings;
+                let fields = [("width", width), ("epochs", epochs), ("batch", batch)];
+                fields.into_iter().find_map(|(field, found)| at_least(field, found, 1))
+            })
             .or_else(|| {
                 let lambda = self.lambda.value;
                 let sound = lambda.is_finite() && lambda >= 0.0;
                 (!sound).then(|| ("lambda", lambda.to_string(), "a finite number, at least 0".to_owned()))
             })
+    }
+}
+
+/// Which mapper is fitted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum MapperKind {
+    /// One map for all heads of a layer, from all heads of the selected layers.
+    #[default]
+    Ridge,
+    /// A map per head, from one head of each selected layer.
+    HeadMatched(Weighting),
+    /// A network per head, from all heads of the selected layers.
+    Mlp(mlp::Settings),
+}
+
+impl MapperKind {
+    /// As manifests and the command line name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MapperKind::Ridge => "ridge",
+            MapperKind::HeadMatched(_) => "head-matched",
+            MapperKind::Mlp(_) => "mlp",
+        }
+    }
+
+    /// Whether the fit reads the rows again: moments are enough for a ridge.
+    pub fn needs_rows(&self) -> bool {
+        *self != MapperKind::Ridge
     }
 }
 
@@ -157,8 +237,10 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
-    /// The weights are solved for; one step.
+    /// The weights are solved for; one step, or a chunk of rows.
     Solve,
+    /// Networks are trained; a step is an epoch of a target layer.
+    Train,
     /// The pair is tried on held-out documents; a step is a document.
     Evidence,
 }
@@ -171,6 +253,7 @@ impl Stage {
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
             Stage::Solve => "solve",
+            Stage::Train => "training",
             Stage::Evidence => "evidence",
         }
     }

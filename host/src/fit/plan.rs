@@ -55,7 +55,7 @@ impl Plan {
         for (i, corpus) in all.iter().enumerate() {
             let held_out = i >= fitted_count;
             let evidence = if held_out || options.held_out.is_empty() { options.evidence } else { 0 };
-            let selection = if held_out || options.k.is_some() { 0 } else { options.selection };
+            let selection = if held_out || !options.chooses() { 0 } else { options.selection };
             let alike = |other: &&Corpus| other.file.name == corpus.file.name;
             let before = if held_out { &all[fitted_count..i] } else { &all[..i] };
             let first = before.iter().filter(alike).map(|other| other.documents.len()).sum();
@@ -148,7 +148,7 @@ impl Draft {
         let mut basis = DigestBuilder::new("fit-basis")
             .field("source", source.digest().as_bytes())
             .field("target", target.digest().as_bytes());
-        for setting in [options.head, options.stride] {
+        for setting in [options.head, options.stride, options.native_layers] {
             basis = basis.field("setting", &(setting as u64).to_le_bytes());
         }
         let digests = sequences.iter().map(|tokens| digest(tokens)).collect();

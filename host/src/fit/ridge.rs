@@ -101,6 +101,17 @@ pub struct AffineMap {
 }
 
 impl AffineMap {
+    /// `{name}.weight` of type `elem`, and `{name}.bias` in f32, adjusted to the rounded weight.
+    pub(super) fn tensors(&self, name: &str, elem: Elem) -> [Tensor; 2] {
+        let weight = rounded(self.weight.as_slice().iter().copied(), elem);
+        let bias = self.bias_for(&weight);
+        let shape = vec![self.weight.rows(), self.weight.cols()];
+        [
+            Tensor { name: format!("{name}.weight"), elem, shape, numbers: weight },
+            Tensor { name: format!("{name}.bias"), elem: Elem::F32, shape: vec![bias.len()], numbers: bias },
+        ]
+    }
+
     /// The bias that keeps the means mapped onto each other when the weight is replaced by `weight` (a rounded one).
     pub fn bias_for(&self, weight: &[f32]) -> Vec<f32> {
         let mut bias = self.target_mean.clone();
@@ -138,19 +149,10 @@ pub struct LayerMap {
 }
 
 impl LayerMap {
-    /// The tensors of target layer `layer`: `layers.{l}.k.weight` `[k · n_kv_s · d_s, n_kv_t · d_t]` and `layers.{l}.k.bias`
+    /// The tensors of target layer `layer`: `layers.{l}.k.weight` `[features, n_kv_t · d_t]` and `layers.{l}.k.bias`
     /// `[n_kv_t · d_t]`, and the same with `v`. Matrices are of type `elem`, biases f32 and adjusted to the rounded matrices.
     pub fn tensors(&self, layer: usize, elem: Elem) -> Vec<Tensor> {
-        let side = |(side, affine): (&str, &AffineMap)| {
-            let weight = rounded(affine.weight.as_slice().iter().copied(), elem);
-            let bias = affine.bias_for(&weight);
-            let name = |part: &str| format!("layers.{layer}.{side}.{part}");
-            let shape = vec![affine.weight.rows(), affine.weight.cols()];
-            [
-                Tensor { name: name("weight"), elem, shape, numbers: weight },
-                Tensor { name: name("bias"), elem: Elem::F32, shape: vec![bias.len()], numbers: bias },
-            ]
-        };
+        let side = |(side, map): (&str, &AffineMap)| map.tensors(&format!("layers.{layer}.{side}"), elem);
         [("k", &self.keys), ("v", &self.values)].into_iter().flat_map(side).collect()
     }
 }
@@ -160,29 +162,38 @@ impl LayerMap {
 /// # Errors
 /// [`LinalgError`] if a regularised covariance has no Cholesky factor.
 pub fn fit(moments: &Moments, selection: &[Vec<usize>], lambda: Lambda) -> Result<Vec<LayerMap>, LinalgError> {
-    let keys = fit_side(moments.keys(), selection, lambda)?;
-    let values = fit_side(moments.values(), selection, lambda)?;
+    let wanted: Vec<Wanted> = selection.iter().cloned().enumerate().map(|(layer, sources)| (sources, layer)).collect();
+    let keys = fit_each(moments.keys(), &wanted, lambda)?;
+    let values = fit_each(moments.values(), &wanted, lambda)?;
     let layers = selection.iter().zip(keys.into_iter().zip(values));
     Ok(layers.map(|(sources, (keys, values))| LayerMap { sources: sources.clone(), keys, values }).collect())
 }
 
-fn fit_side(side: Covariances<'_>, selection: &[Vec<usize>], lambda: Lambda) -> Result<Vec<AffineMap>, LinalgError> {
-    // Target layers that read the same source layers share one factorisation: with k = all there is only one.
+/// The blocks that one output block is predicted from, and that output block, as [`Covariances`] count them.
+pub(super) type Wanted = (Vec<usize>, usize);
+
+/// One map for each that is wanted.
+pub(super) fn fit_each(
+    side: Covariances<'_>,
+    wanted: &[Wanted],
+    lambda: Lambda,
+) -> Result<Vec<AffineMap>, LinalgError> {
+    // Outputs that are predicted from the same features share one factorisation: with k = all there is only one.
     let mut groups: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
-    for (target_layer, sources) in selection.iter().enumerate() {
-        groups.entry(sources).or_default().push(target_layer);
+    for (index, (sources, _)) in wanted.iter().enumerate() {
+        groups.entry(sources).or_default().push(index);
     }
-    let mut maps: Vec<Option<AffineMap>> = vec![None; selection.len()];
-    for (sources, targets) in groups {
+    let mut maps: Vec<Option<AffineMap>> = vec![None; wanted.len()];
+    for (sources, indices) in groups {
         let covariance = side.source(sources);
         let mut diagonal = lambda.diagonal(&covariance, side.rows());
-        let crosses: Vec<Matrix> = targets.iter().map(|&t| side.cross(sources, t)).collect();
+        let crosses: Vec<Matrix> = indices.iter().map(|&i| side.cross(sources, wanted[i].1)).collect();
         let mut weights = crosses.clone();
         let jitter = solve(&covariance, &mut weights, lambda, side.rows())?;
         diagonal.iter_mut().for_each(|penalty| *penalty += jitter);
         let source_mean = side.source_mean(sources);
-        for ((target, cross), weight) in targets.into_iter().zip(crosses).zip(weights) {
-            maps[target] = Some(affine(side, target, &cross, weight, &source_mean, &diagonal, jitter));
+        for ((index, cross), weight) in indices.into_iter().zip(crosses).zip(weights) {
+            maps[index] = Some(affine(side, wanted[index].1, &cross, weight, &source_mean, &diagonal, jitter));
         }
     }
     Ok(maps.into_iter().flatten().collect())
@@ -220,7 +231,8 @@ mod tests {
         measure::random::Random,
     };
 
-    const SHAPE: MomentShape = MomentShape { source_layers: 3, source_width: 5, target_layers: 2, target_width: 4 };
+    const SHAPE: MomentShape =
+        MomentShape { source_layers: 3, source_width: 5, target_layers: 2, target_width: 4, hidden: 0 };
 
     /// Keys: y = x W + b without noise from layers 0 and 2; values: unrelated noise.
     fn planted(count: usize) -> (Moments, Vec<f64>, Vec<f32>, Vec<f32>) {

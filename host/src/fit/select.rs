@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn finds_the_planted_layers_through_the_head_map() {
         let (source, target) = (layout(3, 1, 4), layout(2, 2, 3));
-        let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6 };
+        let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6, hidden: 0 };
         let mut random = Random::new(7);
         let count = 4_000;
         let x: Vec<f32> = (0..count * 12).map(|_| random.normal() as f32).collect();

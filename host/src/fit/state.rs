@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     linalg::Matrix,
-    moments::{MomentShape, Moments, Side},
+    moments::{MomentShape, Moments, Rows, Sums},
 };
 
 /// Version of the file's form.
-const FORMAT: &str = "kvmig-fit-state-1";
+const FORMAT: &str = "kvmig-fit-state-2";
 
 /// Name of the metadata entry that holds the [`Header`].
 const METADATA: &str = "kvmig";
@@ -95,6 +95,12 @@ impl State {
     /// Nothing captured yet.
     pub fn new(basis: Digest, shape: MomentShape) -> State {
         State { basis, log: Vec::new(), moments: Moments::new(shape) }
+    }
+
+    /// Adds the rows of a sequence.
+    pub(super) fn add(&mut self, sequence: Digest, keys: Rows<'_>, values: Rows<'_>, hidden: &[f32]) {
+        self.moments.add_with(keys, values, hidden);
+        self.log.push(sequence);
     }
 
     /// Writes the state beside `file` and renames it there.
@@ -173,29 +179,26 @@ impl View for &Tensor<'_> {
 
 /// Every tensor in a fixed order.
 fn tensors(moments: &Moments) -> Vec<Tensor<'_>> {
+    let sums = &moments.sums;
     let mut tensors = Vec::new();
-    for (prefix, side) in [("keys", &moments.keys), ("values", &moments.values)] {
-        let mut f64s = |name: &str, shape: Vec<usize>, numbers| {
-            let bytes = little_endian(numbers, f64::to_le_bytes);
-            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype: Dtype::F64, shape, bytes });
-        };
-        for (name, numbers) in [
-            ("source_sum", &side.source_sum),
-            ("target_sum", &side.target_sum),
-            ("target_squares", &side.target_squares),
-        ] {
-            f64s(name, vec![numbers.len()], numbers);
+    let mut f64s = |name: String, shape: Vec<usize>, numbers| {
+        let bytes = little_endian(numbers, f64::to_le_bytes);
+        tensors.push(Tensor { name, dtype: Dtype::F64, shape, bytes });
+    };
+    for (name, numbers) in
+        [("source_sum", &sums.source_sum), ("target_sum", &sums.target_sum), ("target_squares", &sums.target_squares)]
+    {
+        f64s(name.to_owned(), vec![numbers.len()], numbers);
+    }
+    for (kind, matrices) in [("gram", &sums.gram), ("cross", &sums.cross)] {
+        for (block, matrix) in matrices.iter().enumerate() {
+            f64s(format!("{kind}.{block:03}"), vec![matrix.rows(), matrix.cols()], matrix.as_slice());
         }
-        for (kind, matrices) in [("gram", &side.gram), ("cross", &side.cross)] {
-            for (layer, matrix) in matrices.iter().enumerate() {
-                f64s(&format!("{kind}.{layer:03}"), vec![matrix.rows(), matrix.cols()], matrix.as_slice());
-            }
-        }
-        for (name, numbers) in [("source_shift", &side.source_shift), ("target_shift", &side.target_shift)] {
-            let bytes = little_endian(numbers, f32::to_le_bytes);
-            let (dtype, shape) = (Dtype::F32, vec![numbers.len()]);
-            tensors.push(Tensor { name: format!("{prefix}.{name}"), dtype, shape, bytes });
-        }
+    }
+    for (name, numbers) in [("source_shift", &sums.source_shift), ("target_shift", &sums.target_shift)] {
+        let bytes = little_endian(numbers, f32::to_le_bytes);
+        let (name, dtype, shape) = (name.to_owned(), Dtype::F32, vec![numbers.len()]);
+        tensors.push(Tensor { name, dtype, shape, bytes });
     }
     tensors
 }
@@ -261,7 +264,7 @@ impl<'a> Reader<'a> {
         if self.header.shape != shape {
             return Err(self.damaged("shape", format!("{:?}", self.header.shape), format!("{shape:?}")));
         }
-        let moments = Moments::from_parts(shape, *rows, self.side("keys", shape)?, self.side("values", shape)?);
+        let moments = Moments::from_parts(shape, *rows, self.sums(shape)?);
         let state = State { basis, log: log.clone(), moments };
         let found = seal(&tensors(&state.moments), &state);
         if found != *sha256 {
@@ -270,24 +273,25 @@ impl<'a> Reader<'a> {
         Ok(state)
     }
 
-    fn side(&self, prefix: &str, shape: MomentShape) -> Result<Side, StateError> {
-        let (n, m, w) = (shape.source_columns(), shape.target_columns(), shape.source_width);
-        let matrices = |kind: &str, count: usize, extent: &dyn Fn(usize) -> (usize, usize)| {
-            let one = |layer: usize| {
-                let (rows, cols) = extent(layer);
-                let numbers = self.f64s(&format!("{prefix}.{kind}.{layer:03}"), &[rows, cols])?;
+    fn sums(&self, shape: MomentShape) -> Result<Sums, StateError> {
+        let (n, m) = (shape.features(), shape.outputs());
+        let blank = Sums::new(shape);
+        let matrices = |kind: &str, of: &[Matrix]| {
+            let one = |(block, like): (usize, &Matrix)| {
+                let (rows, cols) = (like.rows(), like.cols());
+                let numbers = self.f64s(&format!("{kind}.{block:03}"), &[rows, cols])?;
                 Ok(Matrix::from_vec(rows, cols, numbers))
             };
-            (0..count).map(one).collect::<Result<Vec<Matrix>, StateError>>()
+            of.iter().enumerate().map(one).collect::<Result<Vec<Matrix>, StateError>>()
         };
-        Ok(Side {
-            source_shift: self.f32s(&format!("{prefix}.source_shift"), n)?,
-            target_shift: self.f32s(&format!("{prefix}.target_shift"), m)?,
-            source_sum: self.f64s(&format!("{prefix}.source_sum"), &[n])?,
-            target_sum: self.f64s(&format!("{prefix}.target_sum"), &[m])?,
-            target_squares: self.f64s(&format!("{prefix}.target_squares"), &[m])?,
-            gram: matrices("gram", shape.source_layers, &|layer| (w, n - layer * w))?,
-            cross: matrices("cross", shape.target_layers, &|_| (n, shape.target_width))?,
+        Ok(Sums {
+            source_shift: self.f32s("source_shift", n)?,
+            target_shift: self.f32s("target_shift", m)?,
+            source_sum: self.f64s("source_sum", &[n])?,
+            target_sum: self.f64s("target_sum", &[m])?,
+            target_squares: self.f64s("target_squares", &[m])?,
+            gram: matrices("gram", &blank.gram)?,
+            cross: matrices("cross", &blank.cross)?,
         })
     }
 
@@ -320,16 +324,17 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fit::moments::Rows, measure::random::Random};
+    use crate::measure::random::Random;
 
-    const SHAPE: MomentShape = MomentShape { source_layers: 2, source_width: 3, target_layers: 2, target_width: 4 };
+    const SHAPE: MomentShape =
+        MomentShape { source_layers: 2, source_width: 3, target_layers: 2, target_width: 4, hidden: 0 };
 
     fn add(state: &mut State, seed: u64) {
         let mut random = Random::new(seed);
         let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| random.normal() as f32).collect() };
         let (x, y, v, u) = (normal(7 * 6), normal(7 * 8), normal(7 * 6), normal(7 * 8));
-        state.moments.add(Rows { source: &x, target: &y }, Rows { source: &v, target: &u });
-        state.log.push(Digest::of(&seed.to_le_bytes()));
+        let (keys, values) = (Rows { source: &x, target: &y }, Rows { source: &v, target: &u });
+        state.add(Digest::of(&seed.to_le_bytes()), keys, values, &[]);
     }
 
     fn sequences(count: u64) -> Vec<Digest> {

@@ -77,6 +77,7 @@ impl Inputs {
                 BufferId::Source { .. } => 4 * tokens * source.width() as u64,
                 BufferId::SourceRope => check::rope_bytes(recording.tokens, source.rope.dims),
                 BufferId::TargetRope => check::rope_bytes(recording.tokens, target.rope.dims),
+                BufferId::Hidden => 4 * tokens * job.hidden_width() as u64,
                 _ => continue,
             };
             let offset = inputs.bytes;
@@ -120,7 +121,7 @@ impl JobBuffers {
         let tokens = recordings.iter().map(|recording| u64::from(recording.tokens)).max().unwrap_or(0);
         let bytes = 4 * tokens * layout.width() as u64;
         let mut outputs = Vec::with_capacity(2 * layout.layers);
-        for layer in 0..layout.layers {
+        for layer in job.mapped_layers() {
             for value in [false, true] {
                 let label = format!("target {} {layer}", if value { "v" } else { "k" });
                 outputs.push(Output { layer: layer as u32, value, buffer: storage(context, &label, bytes)? });

@@ -182,11 +182,12 @@ impl Places<'_> {
     /// Buffer and first byte; `None` only for weights, for all else was checked.
     fn place(&self, binding: &Binding) -> Option<(&wgpu::Buffer, u64)> {
         match binding.buffer {
-            BufferId::Source { .. } | BufferId::SourceRope | BufferId::TargetRope => {
+            BufferId::Source { .. } | BufferId::SourceRope | BufferId::TargetRope | BufferId::Hidden => {
                 self.inputs.regions.get(&binding.buffer).map(|region| (&self.held.upload, region.offset))
             }
             BufferId::Target { layer, value } => {
-                let output = self.held.outputs.get(2 * layer as usize + usize::from(value))?;
+                let mut outputs = self.held.outputs.iter();
+                let output = outputs.find(|output| output.layer == layer && output.value == value)?;
                 Some((&output.buffer, 0))
             }
             BufferId::Weights(index) => {

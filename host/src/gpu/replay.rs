@@ -275,6 +275,7 @@ fn upload(
             BufferId::SourceRope => {
                 write(0, bytemuck::cast_slice(&source_rope[rows(job.source.layout().rope.dims)]));
             }
+            BufferId::Hidden => write(0, bytemuck::cast_slice(job.hidden(slots))),
             BufferId::TargetRope => {
                 write(0, bytemuck::cast_slice(&target_rope[rows(job.target.layout().rope.dims)]));
             }

@@ -6,7 +6,7 @@ use kvmig_gate::{LedgerError, Purpose, Receipt, RedeemError};
 
 use crate::{
     cache::{Hop, KvCache, KvPlanes, MappedCache, Provenance},
-    device::{Device, DeviceError, Job as DeviceJob, Pacing, ViewStrides},
+    device::{Device, DeviceError, Job as DeviceJob, Lower, Pacing, ViewStrides},
     engine::{EngineError, Model},
     sandbox::{self, RecordRequest, Recording, SandboxError},
 };
@@ -43,6 +43,9 @@ pub enum ExecuteError {
     /// The device failed, or left outputs unwritten or not finite.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The target's native layers could not be computed.
+    #[error(transparent)]
+    NativeLayers(EngineError),
     /// The mapped cache could not be resumed.
     #[error(transparent)]
     Resume(EngineError),
@@ -59,6 +62,7 @@ impl ExecuteError {
             ExecuteError::Weights(_) => "weights_failed",
             ExecuteError::Sandbox(_) => "module_failed",
             ExecuteError::Device(_) => "device_failed",
+            ExecuteError::NativeLayers(_) => "native_layers_failed",
             ExecuteError::Resume(_) => "resume_failed",
             ExecuteError::Ledger(_) => "ledger_failed",
         }
@@ -81,8 +85,8 @@ pub fn execute<P: Purpose>(
 ) -> Result<(P::Outcome<MappedCache>, Receipt), ExecuteError> {
     let redeemed = permit.redeem(&mapper.loaded, facts(job.cache), job.target.digest())?;
     let slots = redeemed.slots();
-    let Job { cache, mut planes, .. } = job;
-    match map(mapper, device, cache, &mut planes, slots.clone(), ms) {
+    let Job { cache, target, mut planes } = job;
+    match map(mapper, device, (cache, target), &mut planes, slots.clone(), ms) {
         Ok(()) => {
             let clock = Instant::now();
             let hop = Hop {
@@ -114,11 +118,20 @@ pub fn execute<P: Purpose>(
 fn map(
     mapper: &Mapper,
     device: &Device,
-    cache: &KvCache,
+    (cache, target): (&KvCache, &Model),
     planes: &mut KvPlanes,
     slots: Range<usize>,
     ms: &mut Stages,
 ) -> Result<(), ExecuteError> {
+    let layers = mapper.shape.native_layers() as usize;
+    let clock = Instant::now();
+    let hidden = match layers {
+        0 => Vec::new(),
+        _ => target.lower_layers(cache.tokens(), planes, layers).map_err(ExecuteError::NativeLayers)?,
+    };
+    ms.native_layers += millis(clock);
+    let width = target.config().hidden;
+    let lower = (layers > 0).then(|| Lower { layers, hidden: &hidden[slots.start * width..slots.end * width], width });
     let clock = Instant::now();
     let chunk = mapper.plan.chunk_tokens().min(slots.len() as u32);
     let rest = slots.len() as u32 % chunk;
@@ -132,6 +145,7 @@ fn map(
         weights: &mapper.resident,
         source: cache.planes(),
         target: planes,
+        lower,
         positions: &cache.positions()[slots.clone()],
         slots,
         pacing: Pacing::default(),

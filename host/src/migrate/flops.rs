@@ -3,7 +3,7 @@
 //! Multiplications and additions counted singly, matrix products and attention only. A speed-up is reported beside this limit,
 //! because at equal efficiency per operation it can't be passed.
 
-use crate::engine::ModelConfig;
+use crate::{engine::ModelConfig, pair::Identity};
 
 use super::record::Flops;
 
@@ -16,10 +16,28 @@ pub struct FlopCount {
     pub handoff: f64,
 }
 
+/// What the target computes itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Natively {
+    /// First tokens.
+    pub head: usize,
+    /// Last tokens.
+    pub tail: usize,
+    /// First layers, for every token.
+    pub layers: usize,
+}
+
+impl Natively {
+    /// A pair's.
+    pub fn of(pair: &Identity) -> Natively {
+        Natively { head: pair.head, tail: pair.tail, layers: pair.native_layers }
+    }
+}
+
 impl FlopCount {
-    /// Counts for a prompt of `tokens` tokens of which the first `head` and the last `tail` are native, mapped at
-    /// `map_per_token` operations a token.
-    pub fn new(target: &ModelConfig, map_per_token: f64, tokens: usize, head: usize, tail: usize) -> FlopCount {
+    /// Counts for a prompt of `tokens` tokens, mapped at `map_per_token` operations a token.
+    pub fn new(target: &ModelConfig, map_per_token: f64, tokens: usize, natively: &Natively) -> FlopCount {
+        let Natively { head, tail, layers } = *natively;
         let head = head.min(tokens);
         let tail_start = tokens.saturating_sub(tail).max(head);
         // Of the last layer, rows whose logits nobody asks for need keys and values alone; one row needs the rest.
@@ -30,9 +48,19 @@ impl FlopCount {
         let once = 2.0 * (layer - qkv + target.vocab * target.hidden) as f64
             + attention(target, 1, tokens.saturating_sub(1), tokens);
         let rows = |from: usize, to: usize| (to - from) as f64 * per_row + attention(target, inner, from, to);
+        // Of the last native layer, keys and values alone.
+        let kv = 4 * target.hidden * target.head_dim * target.kv_heads;
+        let lower = match layers.checked_sub(1) {
+            None => 0.0,
+            Some(full) => tokens as f64 * (2 * full * layer + kv) as f64 + attention(target, full, 0, tokens),
+        };
         FlopCount {
             reprefill: rows(0, tokens) + once,
-            handoff: rows(0, head) + rows(tail_start, tokens) + once + (tail_start - head) as f64 * map_per_token,
+            handoff: lower
+                + rows(0, head)
+                + rows(tail_start, tokens)
+                + once
+                + (tail_start - head) as f64 * map_per_token,
         }
     }
 

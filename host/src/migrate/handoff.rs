@@ -20,7 +20,7 @@ use super::{
     ExecuteError, Mapper, Offer, PageIn, Store, TrialError,
     answer::Answer,
     execute,
-    flops::FlopCount,
+    flops::{FlopCount, Natively},
     record::{Record, SCHEMA, Stages, Tokens},
     trial,
 };
@@ -491,12 +491,14 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
                 mapped: mapped.len(),
                 native_head: mapped.start,
                 native_tail: prompt - mapped.end,
+                native_layers: offer.card().identity().native_layers,
                 generated: 0,
             }
         }
         _ => Tokens { prompt, ..Tokens::default() },
     };
-    let flops = FlopCount::new(setup.target.config(), offer.flops_per_token(), prompt, claim.head, claim.tail);
+    let natively = Natively::of(offer.card().identity());
+    let flops = FlopCount::new(setup.target.config(), offer.flops_per_token(), prompt, &natively);
     Record {
         schema: SCHEMA,
         ticket: verdict.ticket.to_string(),

@@ -144,7 +144,9 @@ impl Offer {
         weights: Weights,
         device: &Device,
     ) -> Result<Offer, MapperError> {
-        let shape = PairShape::new(&card.identity().source.layout, &card.identity().target.layout)?;
+        let identity = card.identity();
+        let shape = PairShape::new(&identity.source.layout, &identity.target.layout)?
+            .with_native_layers(identity.native_layers, identity.target.hidden)?;
         let limits = limits(device);
         let plan = module.plan(&shape, card.settings(), &limits)?;
         let module_digest = claim.module.unwrap_or_else(|| module.digest());
@@ -180,7 +182,8 @@ impl Offer {
         self.module_digest
     }
 
-    /// Multiplications and additions a mapped token costs: two for each element of a weight matrix.
+    /// Multiplications and additions a mapped token costs: two for each element of a weight matrix, of every head where
+    /// heads have matrices of their own.
     pub fn flops_per_token(&self) -> f64 {
         let shapes = self.plan.weights().iter().map(|spec| &spec.shape).filter(|shape| shape.len() > 1);
         shapes.map(|shape| 2.0 * shape.iter().map(|&extent| f64::from(extent)).product::<f64>()).sum()

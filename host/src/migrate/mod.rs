@@ -17,7 +17,7 @@ mod store;
 mod trial;
 
 pub use execute::{ExecuteError, Job, execute};
-pub use flops::FlopCount;
+pub use flops::{FlopCount, Natively};
 pub use handoff::{Answered, Ask, Event, HandoffError, Setup, Trouble, facts, precision, run};
 pub use mapper::{Mapper, MapperError, Offer, PageIn};
 pub use record::{Flops, Leverage, Record, SCHEMA, Stages, Tokens};

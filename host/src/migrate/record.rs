@@ -78,6 +78,8 @@ pub struct Tokens {
     pub native_head: usize,
     /// Computed by the target at the end.
     pub native_tail: usize,
+    /// Layers that the target computed itself for every token.
+    pub native_layers: usize,
     /// Answer tokens.
     pub generated: usize,
 }
@@ -100,6 +102,8 @@ pub struct Stages {
     pub weights: f64,
     /// Planning and recording in the sandbox, and checking what was recorded.
     pub module: f64,
+    /// The target's first layers over the whole prompt, where the pair has such.
+    pub native_layers: f64,
     /// Bringing the source cache to the device.
     pub upload: f64,
     /// The kernels.
@@ -121,9 +125,9 @@ pub struct Stages {
 impl Stages {
     /// Takes the time of the whole, and names what the stages leave of it.
     pub(super) fn close(&mut self, handoff: f64) {
-        let Stages { gate, weights, module, upload, map, readback, install, native_ends, reprefill, .. } = *self;
-        let stages =
-            gate + weights + module + upload + map + readback + install + native_ends + reprefill.unwrap_or(0.0);
+        let Stages { gate, weights, module, native_layers, upload, map, readback, install, native_ends, .. } = *self;
+        let natively = native_layers + native_ends + self.reprefill.unwrap_or(0.0);
+        let stages = gate + weights + module + upload + map + readback + install + natively;
         self.handoff = handoff;
         // The device's own clocks may add up to a little more than ours.
         self.other = (handoff - stages).max(0.0);

@@ -18,11 +18,30 @@ use crate::cache::{CacheLayout, Elem};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RidgeSettings {
-    /// Source layers that each target layer reads, in the order of its weights' rows.
+    /// Source layers that each mapped target layer reads, in the order of its weights' rows.
     pub layers: Vec<Vec<usize>>,
+    /// Keys and values are both features of each.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joint: bool,
+    /// The target's hidden state behind its native layers is a feature.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
+    /// Columns that all features are projected to first; 0 for no projection.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rank: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+pub(super) fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl RidgeSettings {
+    /// Keys from the keys and values from the values of these layers.
+    pub fn plain(layers: Vec<Vec<usize>>) -> RidgeSettings {
+        RidgeSettings { layers, joint: false, hidden: false, rank: 0 }
+    }
+
     /// The JSON a module is handed.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("settings hold numbers only")
@@ -117,6 +136,11 @@ pub(super) fn identity(label: &str, manifest: &Manifest) -> Result<(), PairError
         source.tokenizer,
         "pair two models of one tokenizer",
     )?;
+    if identity.native_layers >= target.layout.layers {
+        let (field, found) = ("identity.native_layers", identity.native_layers);
+        let expected = format!("fewer than the target's {} layers", target.layout.layers);
+        return Err(disagree(label, MANIFEST, field, found, expected, MEND));
+    }
     for (which, layout) in [("source", &source.layout), ("target", &target.layout)] {
         if let Some((field, found, expected)) = layout_fault(layout) {
             let field = format!("identity.{which}.layout.{field}");
@@ -150,27 +174,44 @@ fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairEr
     let settings: RidgeSettings = serde_json::from_str(&identity.mapper.settings)
         .map_err(|error| disagree(label, MANIFEST, FIELD, error, "{\"layers\": [[0, …], …]}", MEND))?;
     let (source, target) = (&identity.source.layout, &identity.target.layout);
-    let (found, expected) = (settings.layers.len(), target.layers);
+    let native = identity.native_layers;
+    let (found, expected) = (settings.layers.len(), target.layers - native);
     same(&file(label, MANIFEST), &format!("{FIELD}.layers"), found, expected, MEND)?;
-    let weights = file(label, WEIGHTS);
+    if settings.hidden && native == 0 {
+        let expected = "false without native layers";
+        return Err(disagree(label, MANIFEST, &format!("{FIELD}.hidden"), "true", expected, MEND));
+    }
     for (l, layers) in settings.layers.iter().enumerate() {
         if layers.is_empty() || layers.iter().any(|&layer| layer >= source.layers) {
             let expected = format!("some of the source's layers 0 to {}", source.layers - 1);
             let field = format!("{FIELD}.layers[{l}]");
             return Err(disagree(label, MANIFEST, &field, format!("{layers:?}"), expected, MEND));
         }
-        for side in ["k", "v"] {
-            let shapes =
-                [("weight", vec![layers.len() * source.width(), target.width()]), ("bias", vec![target.width()])];
-            for (part, expected) in shapes {
-                let name = format!("layers.{l}.{side}.{part}");
-                let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
-                same(&weights, &name, found, format!("{expected:?}"), MEND)?;
-            }
+    }
+    let sides = if settings.joint { 2 } else { 1 };
+    let hidden = if settings.hidden { identity.target.hidden } else { 0 };
+    let features = |layers: &Vec<usize>| sides * layers.len() * source.width() + hidden;
+    let mut products = Vec::new();
+    if let Some(layers) = settings.layers.first().filter(|_| settings.rank > 0) {
+        let parts: &[&str] = if settings.joint { &["kv"] } else { &["k", "v"] };
+        products.extend(parts.iter().map(|part| (format!("projection.{part}"), features(layers), settings.rank)));
+    }
+    for (l, layers) in settings.layers.iter().enumerate() {
+        let rows = if settings.rank > 0 { settings.rank } else { features(layers) };
+        products.extend(["k", "v"].map(|part| (format!("layers.{}.{part}", native + l), rows, target.width())));
+    }
+    let weights = file(label, WEIGHTS);
+    for (name, rows, columns) in &products {
+        for (part, expected) in [("weight", vec![*rows, *columns]), ("bias", vec![*columns])] {
+            let name = format!("{name}.{part}");
+            let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
+            same(&weights, &name, found, format!("{expected:?}"), MEND)?;
         }
+    }
+    for layers in &settings.layers {
         same(&file(label, MANIFEST), "fit.k", manifest.fit.k, layers.len(), MEND)?;
     }
-    same(&weights, "tensors", loaded.weights().len(), 4 * target.layers, MEND)
+    same(&weights, "tensors", loaded.weights().len(), 2 * products.len(), MEND)
 }
 
 /// Layers, KV heads and dimensions of a head at most: more than any model has, and few enough that no product of them with a
@@ -249,6 +290,7 @@ pub(super) fn kinds(
         let expected_shape = shape(wanted.layers, wanted.kv_heads, wanted.head_dim);
         same(&manifest, &layout, shape(*layers, *kv_heads, *head_dim), expected_shape, MODELS)?;
         same(&manifest, &field("layout.rope"), format!("{rope:?}"), format!("{:?}", wanted.rope), MODELS)?;
+        same(&manifest, &field("hidden"), found.hidden, expected.hidden, MODELS)?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of the folder's format.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Everything about a pair but its weights, module and documents' outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct Identity {
     pub head: usize,
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
+    /// First layers that the target computes itself, for every token; the others are mapped.
+    #[serde(default, skip_serializing_if = "super::check::is_zero")]
+    pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,
     /// Its weights.
@@ -87,6 +90,8 @@ pub struct ModelRecord {
     pub digest: Digest,
     /// Digest of its tokenizer; both models' are equal.
     pub tokenizer: Digest,
+    /// Width of its residual stream.
+    pub hidden: usize,
     /// Its caches.
     pub layout: CacheLayout,
 }
@@ -98,6 +103,7 @@ impl ModelRecord {
             name: kvmig_gate::parse::printable(model.name()),
             digest: model.digest(),
             tokenizer: model.tokenizer().tokenizer_digest(),
+            hidden: model.config().hidden,
             layout: model.layout().clone(),
         }
     }
@@ -111,6 +117,9 @@ pub struct FitRecord {
     pub kvmig: String,
     /// Source layers per target layer.
     pub k: usize,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// Seed of the split of documents.
     pub seed: u64,
     /// Tokens of a calibration sequence at most.
@@ -121,7 +130,8 @@ pub struct FitRecord {
     pub sequences: usize,
     /// Rows: tokens that the moments are over.
     pub rows: u64,
-    /// Mean in-sample R² of the keys over target layers; a diagnostic.
+    /// Mean R² of the keys over target layers: in-sample where they were solved for, on sequences held out where a network was
+    /// trained. A diagnostic.
     pub r2_keys: f64,
     /// The same of the values.
     pub r2_values: f64,
@@ -129,6 +139,12 @@ pub struct FitRecord {
     pub jitter: f64,
     /// λ and what it multiplies.
     pub lambda: Lambda,
+    /// How much rows counted, where not all alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weighting: Option<WeightingRecord>,
+    /// How networks were trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
     /// How k was chosen, where it was not given: each candidate's cosine on selection documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweep: Vec<SweepPoint>,
@@ -136,12 +152,48 @@ pub struct FitRecord {
     pub corpora: Vec<CorpusRecord>,
 }
 
-/// One k of the sweep, on the selection documents.
+/// Attention-weighted rows: `w = 1 + α (r − 1)`, α of each head's keys and values as large as the effective number of rows
+/// allows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightingRecord {
+    /// Mean α over layers, heads, keys and values.
+    pub alpha_mean: f64,
+    /// The least.
+    pub alpha_least: f64,
+    /// The least of Kish's effective numbers of rows.
+    pub effective_rows_least: f64,
+}
+
+/// A training of networks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingRecord {
+    /// Units of a hidden layer.
+    pub width: usize,
+    /// Times that the rows were gone through, at most.
+    pub epochs: usize,
+    /// Mean number of epochs behind the weights that were kept.
+    pub epochs_kept: f64,
+    /// Rows of a step.
+    pub batch: usize,
+    /// Sequences held out to stop by.
+    pub held_out: usize,
+}
+
+/// One candidate of the sweep, on the selection documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepPoint {
     /// Source layers per target layer.
     pub k: usize,
+    /// Strength of the ridge, by the fit's convention.
+    pub lambda: f64,
+    /// Columns of the projection, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// Millions of multiplications and additions that a mapped token costs.
+    pub mflops: f64,
     /// Attention-output cosine over layers, heads and documents.
     pub cosine_mean: f64,
     /// The worst layer's, averaged over documents.

@@ -38,7 +38,7 @@ pub use error::PairError;
 pub use find::{Found, find};
 pub use manifest::{
     CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    WeightsRecord,
+    TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use remove::remove;
@@ -130,6 +130,11 @@ impl Pair {
     /// Last prompt tokens that the target computes itself.
     pub fn tail(&self) -> usize {
         self.identity().tail
+    }
+
+    /// First layers that the target computes itself, for every token.
+    pub fn native_layers(&self) -> usize {
+        self.identity().native_layers
     }
 
     /// Kind of mapper, such as `ridge`.

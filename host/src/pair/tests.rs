@@ -22,6 +22,7 @@ fn record(name: &str, layers: usize, kv_heads: usize, head_dim: usize) -> ModelR
         name: name.to_owned(),
         digest: Digest::of(name.as_bytes()),
         tokenizer: Digest::of(b"tokenizer"),
+        hidden: 2 * head_dim,
         layout: CacheLayout { layers, kv_heads, head_dim, rope, elem: Elem::F32 },
     }
 }
@@ -34,7 +35,7 @@ fn tensors(maps: &[LayerMap], elem: Elem) -> Vec<Tensor> {
 
 fn draft(elem: Elem) -> Draft {
     let (source, target) = (record("small", 3, 1, 4), record("large", 2, 1, 6));
-    let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6 };
+    let shape = MomentShape { source_layers: 3, source_width: 4, target_layers: 2, target_width: 6, hidden: 0 };
     let mut random = Random::new(5);
     let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| random.normal() as f32).collect() };
     let (x, y) = (normal(50 * 12), normal(50 * 12));
@@ -43,11 +44,12 @@ fn draft(elem: Elem) -> Draft {
     moments.add(rows, rows);
     let maps = ridge::fit(&moments, &LAYERS.map(Vec::from), Lambda::default()).unwrap();
     let (weights, module) = (encode_weights(&tensors(&maps, elem)).unwrap(), RIDGE.to_vec());
-    let settings = RidgeSettings { layers: LAYERS.map(Vec::from).to_vec() }.to_json();
+    let settings = RidgeSettings::plain(LAYERS.map(Vec::from).to_vec()).to_json();
     let identity = Identity {
         format: FORMAT,
         head: 4,
         tail: 8,
+        native_layers: 0,
         mapper: MapperRecord { kind: "ridge".into(), module: Digest::of(&module), settings },
         weights: WeightsRecord { sha256: Digest::of(&weights), elem },
         source,
@@ -56,6 +58,7 @@ fn draft(elem: Elem) -> Draft {
     let fit = FitRecord {
         kvmig: "0.1.0".into(),
         k: 2,
+        rank: None,
         seed: 1,
         context: 64,
         stride: 1,
@@ -65,7 +68,17 @@ fn draft(elem: Elem) -> Draft {
         r2_values: 0.5,
         jitter: 0.0,
         lambda: Lambda::default(),
-        sweep: vec![SweepPoint { k: 2, cosine_mean: 0.9, cosine_worst_layer: 0.8, documents: 3 }],
+        weighting: None,
+        training: None,
+        sweep: vec![SweepPoint {
+            k: 2,
+            lambda: 0.01,
+            rank: None,
+            mflops: 1.5,
+            cosine_mean: 0.9,
+            cosine_worst_layer: 0.8,
+            documents: 3,
+        }],
         corpora: vec![],
     };
     let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None };
@@ -165,8 +178,8 @@ fn unknown_fields_and_newer_formats() {
     replace(&manifest, "head = 4", "head = 4\nheadroom = 5");
     refused(&folder, &[MANIFEST, "headroom"]);
     replace(&manifest, "headroom = 5", "");
-    replace(&manifest, "format = 2", "format = 3\nsomething_new = true");
-    refused(&folder, &[MANIFEST, "identity.format", "found 3", "expected 2"]);
+    replace(&manifest, "format = 3", "format = 4\nsomething_new = true");
+    refused(&folder, &[MANIFEST, "identity.format", "found 4", "expected 3"]);
 }
 
 /// Evidence of before its precision was kept is of no use, and says what is.
@@ -178,8 +191,8 @@ fn evidence_without_its_precision() {
     replace(&evidence, "  \"precision\": \"dequantised\",\n", "");
     replace(&manifest, &before, &Digest::of(&fs::read(&evidence).unwrap()).to_string());
     refused(&folder, &[EVIDENCE, "missing field `precision`", "fit the pair again"]);
-    replace(&manifest, "format = 2", "format = 1");
-    refused(&folder, &[MANIFEST, "identity.format", "found 1", "expected 2", "fit the pair again"]);
+    replace(&manifest, "format = 3", "format = 2");
+    refused(&folder, &[MANIFEST, "identity.format", "found 2", "expected 3", "fit the pair again"]);
 }
 
 #[test]
@@ -248,7 +261,7 @@ fn other_models() {
 
 #[test]
 fn numbers_that_overflow_half_precision_are_refused() {
-    let shape = MomentShape { source_layers: 1, source_width: 1, target_layers: 1, target_width: 1 };
+    let shape = MomentShape { source_layers: 1, source_width: 1, target_layers: 1, target_width: 1, hidden: 0 };
     let mut moments = Moments::new(shape);
     let x: Vec<f32> = (0..9).map(|i| 1e-3 * i as f32).collect();
     let y: Vec<f32> = x.iter().map(|x| 1e6 * x).collect();

@@ -214,6 +214,7 @@ fn name(buffer: &BufferId) -> String {
         BufferId::Source { layer, value } => format!("source layer {layer}'s {}", part(value)),
         BufferId::Target { layer, value } => format!("target layer {layer}'s {}", part(value)),
         BufferId::SourceRope => "the source's rotation table".into(),
+        BufferId::Hidden => "the target's hidden state".into(),
         BufferId::TargetRope => "the target's rotation table".into(),
         BufferId::Weights(i) => format!("weights {i}"),
         BufferId::Scratch(i) => format!("scratch {i}"),

@@ -267,6 +267,7 @@ impl Module {
             .field("settings", request.settings.as_bytes())
             .field("source", &shape(request.pair.source()))
             .field("target", &shape(request.pair.target()))
+            .field("target's help", &numbers(&[request.pair.native_layers().into(), request.pair.hidden().into()]))
             .field("tokens", &request.tokens.to_le_bytes())
             .field("strides", &numbers(&strides.map(u64::from)))
             .field("device", &numbers(&device))
@@ -362,21 +363,26 @@ fn check_request(request: &RecordRequest) -> Result<(), HostError> {
 }
 
 fn lend_job(guest: &mut Guest, recorder: &Recorder, request: &RecordRequest) -> wasmtime::Result<mapper::Job> {
-    let mut views = |strides: ViewStrides, id: fn(u32, bool) -> BufferId, layers: u32| {
+    let mut views = |strides: ViewStrides, id: fn(u32, bool) -> BufferId, layers: std::ops::Range<u32>| {
         let mut view = |layer, value| {
             let buffer = guest.lend_free(recorder.view(id(layer, value)))?;
             Ok::<_, wasmtime::Error>(mapper::View { buffer, head_stride: strides.head, row_stride: strides.row })
         };
-        (0..layers)
+        layers
             .map(|layer| Ok(mapper::Kv { k: view(layer, false)?, v: view(layer, true)? }))
             .collect::<wasmtime::Result<Vec<_>>>()
     };
     Ok(mapper::Job {
         tokens: request.tokens,
-        source: views(request.source, |layer, value| BufferId::Source { layer, value }, request.pair.source().layers)?,
-        target: views(request.target, |layer, value| BufferId::Target { layer, value }, request.pair.target().layers)?,
+        source: views(
+            request.source,
+            |layer, value| BufferId::Source { layer, value },
+            0..request.pair.source().layers,
+        )?,
+        target: views(request.target, |layer, value| BufferId::Target { layer, value }, request.pair.mapped_layers())?,
         source_rope: guest.lend_free(recorder.table(BufferId::SourceRope))?,
         target_rope: guest.lend_free(recorder.table(BufferId::TargetRope))?,
+        hidden: recorder.hidden().map(|hidden| guest.lend_free(hidden)).transpose()?,
     })
 }
 
@@ -391,5 +397,10 @@ fn to_guest(pair: &PairShape) -> types::ModelPair {
             Elem::F16 => types::Dtype::Float16,
         },
     };
-    types::ModelPair { source: shape(pair.source()), target: shape(pair.target()) }
+    types::ModelPair {
+        source: shape(pair.source()),
+        target: shape(pair.target()),
+        native_layers: pair.native_layers(),
+        hidden: pair.hidden(),
+    }
 }

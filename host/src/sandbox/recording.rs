@@ -24,6 +24,9 @@ pub enum BufferId {
     SourceRope,
     /// The target's RoPE table, likewise.
     TargetRope,
+    /// The target's residual stream of this chunk's tokens, `[C, hidden]` f32, as it enters the last of its native layers.
+    /// Read only.
+    Hidden,
     /// A weight tensor: index into [`Recording::weights`]. Read only.
     Weights(u32),
     /// Scratch: index into [`Recording::scratch`]. Poisoned before every chunk.

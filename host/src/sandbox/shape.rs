@@ -22,6 +22,8 @@ pub struct CacheShape {
 pub struct PairShape {
     source: CacheShape,
     target: CacheShape,
+    native_layers: u32,
+    hidden: u32,
 }
 
 /// A layout that no mapper can be asked about.
@@ -54,7 +56,42 @@ impl PairShape {
     /// # Errors
     /// [`ShapeError`]: a zero, or more than any model has.
     pub fn new(source: &CacheLayout, target: &CacheLayout) -> Result<PairShape, ShapeError> {
-        Ok(PairShape { source: shape("source", source)?, target: shape("target", target)? })
+        Ok(PairShape {
+            source: shape("source", source)?,
+            target: shape("target", target)?,
+            native_layers: 0,
+            hidden: 0,
+        })
+    }
+
+    /// The same where the target computes its first `layers` layers itself, and its residual stream of width `hidden` that
+    /// enters the last of them is a feature.
+    ///
+    /// # Errors
+    /// [`ShapeError`]: none of its layers would be left to map, or a hidden width no model has.
+    pub fn with_native_layers(self, layers: usize, hidden: usize) -> Result<PairShape, ShapeError> {
+        let wrong = |field, found, expected| ShapeError { model: "target", field, found, expected };
+        let native_layers = u32::try_from(layers).ok().filter(|&layers| layers < self.target.layers);
+        let native_layers = native_layers.ok_or(wrong("native layers", layers, "fewer than its layers"))?;
+        let hidden = if native_layers == 0 { 0 } else { hidden };
+        let width = u32::try_from(hidden).ok().filter(|&width| width <= 1 << 20);
+        let hidden = width.ok_or(wrong("hidden width", hidden, "at most 1048576"))?;
+        Ok(PairShape { native_layers, hidden, ..self })
+    }
+
+    /// First layers of the target that are not mapped.
+    pub fn native_layers(&self) -> u32 {
+        self.native_layers
+    }
+
+    /// The layers that are.
+    pub fn mapped_layers(&self) -> std::ops::Range<u32> {
+        self.native_layers..self.target.layers
+    }
+
+    /// Width of the target's residual stream that the mapper is given; 0 where it is given none.
+    pub fn hidden(&self) -> u32 {
+        self.hidden
     }
 
     /// The source's.

@@ -2,7 +2,7 @@
 //! through scratch, by `gather@1` and an `affine@1` with the identity in weight `w` and zeroes in bias `b`.
 
 use kvmig_mapper::{
-    AffineParams, Buffer, Dim3, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu, kernel, range,
+    AffineBlock, AffineParams, Buffer, Dim3, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu, kernel, range,
     weight, whole,
 };
 
@@ -66,14 +66,12 @@ fn affine_params(pair: &ModelPair, job: &Job, view: &View) -> AffineParams {
     let width = pair.source.kv_heads * pair.source.head_dim;
     AffineParams {
         tokens: job.tokens,
-        block_width: width,
-        panel_row_stride: width,
         kv_heads: pair.target.kv_heads,
         head_dim: pair.target.head_dim,
         rope_dims: 0,
         head_stride: view.head_stride,
         row_stride: view.row_stride,
-        offsets: vec![0],
+        blocks: vec![AffineBlock { offset: 0, row_stride: width, width }],
     }
 }
 

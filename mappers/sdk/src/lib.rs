@@ -32,7 +32,7 @@ pub use bindings::kvmig::mapper::gpu::{self, Access, Binding, Buffer, DeviceLimi
 pub use bindings::kvmig::mapper::types::{
     CacheShape, Dtype, Fault, Metadata, ModelPair, Refusal, Shader, WeightSpec, WorkPlan,
 };
-pub use params::{AffineParams, GatherParams};
+pub use params::{AffineBlock, AffineParams, GatherParams};
 pub use settings::parse_settings;
 
 /// A mapper module.

@@ -42,19 +42,15 @@ impl GatherParams {
     }
 }
 
-/// Parameters of `affine@1`: `rotate(bias + Σ_b panel_b · W_b)` for every token, where block b of the panel starts at
-/// element `offsets[b]`.
+/// Parameters of `affine@1`: `rotate(bias + Σ_b block_b · W_b)` for every token, where the weights' rows are the blocks'
+/// columns, one block after the other.
 ///
-/// Bindings: 0 panel, 1 weights `[blocks * block_width, kv_heads * head_dim]`, 2 bias `[kv_heads * head_dim]`, 3 the
-/// target's rotation table, 4 target view. Strides in elements.
+/// Bindings: 0 panel, 1 weights `[Σ width, kv_heads * head_dim]`, 2 bias `[kv_heads * head_dim]`, 3 the target's rotation
+/// table, 4 target view or scratch. Strides in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffineParams {
     /// Tokens of the chunk.
     pub tokens: u32,
-    /// Columns of a block.
-    pub block_width: u32,
-    /// From one panel row to the next.
-    pub panel_row_stride: u32,
     /// KV heads of the target.
     pub kv_heads: u32,
     /// Width of a target head.
@@ -65,19 +61,28 @@ pub struct AffineParams {
     pub head_stride: u32,
     /// From one target token to the next.
     pub row_stride: u32,
-    /// First element of each block in the panel binding; as many blocks as there are offsets.
-    pub offsets: Vec<u32>,
+    /// What is read of the panel.
+    pub blocks: Vec<AffineBlock>,
+}
+
+/// A block of the panel, `[tokens, width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AffineBlock {
+    /// Element of the panel binding at which its first row begins.
+    pub offset: u32,
+    /// From one row to the next.
+    pub row_stride: u32,
+    /// Columns.
+    pub width: u32,
 }
 
 impl AffineParams {
     /// As the host reads them.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (blocks, first_row) = (self.offsets.len() as u32, 0);
+        let (blocks, first_row) = (self.blocks.len() as u32, 0);
         let mut bytes = words(&[
             self.tokens,
             blocks,
-            self.block_width,
-            self.panel_row_stride,
             self.kv_heads,
             self.head_dim,
             self.rope_dims,
@@ -85,7 +90,9 @@ impl AffineParams {
             self.row_stride,
             first_row,
         ]);
-        bytes.extend(words(&self.offsets));
+        for block in &self.blocks {
+            bytes.extend(words(&[block.offset, block.row_stride, block.width]));
+        }
         bytes
     }
 }

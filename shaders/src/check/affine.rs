@@ -1,7 +1,10 @@
 //! Checks of `affine@1`.
 
 use super::{Bound, Checker, Footprint, ParamError, length, parse};
-use crate::{Element, Kernel, params::AffineParams};
+use crate::{
+    Element, Kernel,
+    params::{AffineBlock, AffineParams},
+};
 
 /// Index of the panel.
 const PANEL: usize = 0;
@@ -20,7 +23,8 @@ const TILE: [u32; 2] = [32, 32];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Affine {
     params: AffineParams,
-    offsets: Vec<u32>,
+    blocks: Vec<AffineBlock>,
+    depth: u32,
     groups_across: u32,
 }
 
@@ -29,37 +33,34 @@ impl Affine {
         let kernel = Kernel::Affine;
         let p: AffineParams = parse(kernel, params)?;
         let fixed = size_of::<AffineParams>();
-        length(kernel, params, fixed as u64 + 4 * u64::from(p.blocks))?;
+        length(kernel, params, fixed as u64 + size_of::<AffineBlock>() as u64 * u64::from(p.blocks))?;
         let check = Checker { kernel, bindings };
         check.field("first_row", p.first_row.into(), p.first_row == 0, "0: the host's own")?;
         check.rows("tokens", p.tokens)?;
-        for (field, value) in
-            [("blocks", p.blocks), ("block_width", p.block_width), ("kv_heads", p.kv_heads), ("head_dim", p.head_dim)]
-        {
+        for (field, value) in [("blocks", p.blocks), ("kv_heads", p.kv_heads), ("head_dim", p.head_dim)] {
             check.positive(field, value)?;
         }
         check.rope(p.rope_dims, p.head_dim)?;
-        let apart = p.tokens == 1 || p.panel_row_stride >= p.block_width;
-        check.field(
-            "panel_row_stride",
-            p.panel_row_stride.into(),
-            apart,
-            format!("at least block_width = {}", p.block_width),
-        )?;
+        let blocks: Vec<AffineBlock> =
+            params[fixed..].chunks_exact(size_of::<AffineBlock>()).map(bytemuck::pod_read_unaligned).collect();
+        for block in &blocks {
+            check.positive("width of a block", block.width)?;
+            let apart = p.tokens == 1 || block.row_stride >= block.width;
+            let expected = format!("at least its width = {}", block.width);
+            check.field("row_stride of a block", block.row_stride.into(), apart, expected)?;
+        }
+        let depth: u64 = blocks.iter().map(|block| u64::from(block.width)).sum();
+        check.field("columns of all blocks", depth, depth <= u32::MAX.into(), "less than 2^32")?;
         for index in [PANEL, BIAS, ROPE, TARGET] {
             check.holds(index, &[Element::F32], "f32")?;
         }
         check.holds(WEIGHTS, &[Element::F32, Element::F16], "f32 or f16")?;
 
         let width = u128::from(p.kv_heads) * u128::from(p.head_dim);
-        check.reach(WEIGHTS, u128::from(p.blocks) * u128::from(p.block_width) * width)?;
+        check.reach(WEIGHTS, u128::from(depth) * width)?;
         check.reach(BIAS, width)?;
         check.reach(ROPE, u128::from(p.tokens) * u128::from(p.rope_dims))?;
-        let offsets: Vec<u32> = params[fixed..]
-            .chunks_exact(4)
-            .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("chunks of 4 bytes")))
-            .collect();
-        let mut call = Self { params: p, offsets, groups_across: 0 };
+        let mut call = Self { params: p, blocks, depth: depth as u32, groups_across: 0 };
         for block in call.panel_blocks() {
             check.reach(PANEL, block.end())?;
         }
@@ -74,9 +75,9 @@ impl Affine {
         &self.params
     }
 
-    /// Element offset of each block's first row in the panel.
-    pub fn offsets(&self) -> &[u32] {
-        &self.offsets
+    /// The blocks, in the order of the weights' rows.
+    pub fn blocks(&self) -> &[AffineBlock] {
+        &self.blocks
     }
 
     /// Columns of the product, `kv_heads * head_dim`.
@@ -84,18 +85,18 @@ impl Affine {
         self.params.kv_heads * self.params.head_dim
     }
 
-    /// Rows of the weights, `blocks * block_width`.
+    /// Rows of the weights, the sum of the blocks' widths.
     pub fn depth(&self) -> u32 {
-        self.params.blocks * self.params.block_width
+        self.depth
     }
 
     fn panel_blocks(&self) -> impl Iterator<Item = Footprint> {
         let p = self.params;
-        self.offsets.iter().map(move |&first| Footprint {
-            first,
+        self.blocks.iter().map(move |block| Footprint {
+            first: block.offset,
             rows: p.tokens,
-            row_stride: p.panel_row_stride,
-            ..Footprint::run(PANEL as u32, p.block_width)
+            row_stride: block.row_stride,
+            ..Footprint::run(PANEL as u32, block.width)
         })
     }
 
@@ -134,7 +135,7 @@ impl Affine {
 
     pub(super) fn gpu_params(&self, first_row: u32) -> Vec<u8> {
         let mut bytes = bytemuck::bytes_of(&AffineParams { first_row, ..self.params }).to_vec();
-        bytes.extend(self.offsets.iter().flat_map(|offset| offset.to_le_bytes()));
+        bytes.extend_from_slice(bytemuck::cast_slice(&self.blocks));
         bytes
     }
 }

@@ -110,7 +110,7 @@ pub enum ParamError {
 }
 
 fn hint(kernel: &str) -> &'static str {
-    if kernel == Kernel::Affine.name() { " (40, and 4 for each block's offset)" } else { "" }
+    if kernel == Kernel::Affine.name() { " (32, and 12 for each block)" } else { "" }
 }
 
 /// A kernel call that was proved sound, with its typed parameters.

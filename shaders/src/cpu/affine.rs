@@ -9,7 +9,7 @@ use super::{CpuError, long_enough};
 use crate::check::Affine;
 
 /// Matrix product over the panel's blocks, bias and the target's rotation, into `target`. Weights
-/// `[blocks * block_width, kv_heads * head_dim]` in f32, whatever their file holds.
+/// `[Σ width, kv_heads * head_dim]` in f32, whatever their file holds.
 ///
 /// # Errors
 /// [`CpuError::Short`] when a slice is shorter than the bindings that `call` was checked for.
@@ -27,10 +27,9 @@ pub fn affine(
     long_enough("affine@1", "bias", bias, width as u64)?;
     long_enough("affine@1", "rope", rope, (tokens * rope_dims) as u64)?;
 
-    let stride = p.panel_row_stride as usize;
-    let block_width = p.block_width as usize;
-    for &offset in call.offsets() {
-        long_enough("affine@1", "panel", panel, (offset as usize + (tokens - 1) * stride + block_width) as u64)?;
+    for block in call.blocks() {
+        let last = block.offset as usize + (tokens - 1) * block.row_stride as usize;
+        long_enough("affine@1", "panel", panel, (last + block.width as usize) as u64)?;
     }
     long_enough("affine@1", "weights", weights, u64::from(call.depth()) * width as u64)?;
     let target = MatMut::planes(target, heads, p.head_stride as usize, tokens, dim, p.row_stride as usize, 1)?;
@@ -43,9 +42,13 @@ pub fn affine(
         for _ in rows.clone() {
             product.extend_from_slice(&bias[..width]);
         }
-        for (&offset, w) in call.offsets().iter().zip(weights.chunks_exact(block_width * width)) {
-            let x = MatRef::new(&panel[offset as usize + rows.start * stride..], rows.len(), block_width, stride, 1)?;
-            let w = MatRef::row_major(w, block_width, width)?;
+        let mut rest = weights;
+        for block in call.blocks() {
+            let (offset, stride, columns) = (block.offset as usize, block.row_stride as usize, block.width as usize);
+            let (w, below) = rest.split_at(columns * width);
+            rest = below;
+            let x = MatRef::new(&panel[offset + rows.start * stride..], rows.len(), columns, stride, 1)?;
+            let w = MatRef::row_major(w, columns, width)?;
             matmul(MatMut::row_major(product, rows.len(), width)?, 1.0, 1.0, x, w, threads)?;
         }
         for (head, to) in heads.iter_mut().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::Element;
 use crate::{
-    params::AffineParams,
+    params::{AffineBlock, AffineParams},
     tolerance::{Expected, Tolerance},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 /// already rounded to f16 where they are stored so.
 pub fn affine(
     p: &AffineParams,
-    offsets: &[u32],
+    blocks: &[AffineBlock],
     panel: &[f32],
     weights: &[f32],
     bias: &[f32],
@@ -18,7 +18,7 @@ pub fn affine(
     tolerance: Tolerance,
 ) -> Vec<Element> {
     let half = p.rope_dims as usize / 2;
-    let (dim, block, stride) = (p.head_dim as usize, p.block_width as usize, p.panel_row_stride as usize);
+    let dim = p.head_dim as usize;
     let width = p.kv_heads as usize * dim;
     let mut elements = Vec::new();
     for token in 0..p.tokens as usize {
@@ -26,12 +26,13 @@ pub fn affine(
             let plain: Vec<Expected> = (0..dim)
                 .map(|i| {
                     let column = head * dim + i;
-                    let terms = offsets.iter().enumerate().flat_map(|(b, &offset)| {
-                        (0..block).map(move |j| {
-                            let x = panel[offset as usize + token * stride + j];
-                            let w = weights[(b * block + j) * width + column];
-                            (f64::from(x), f64::from(w))
-                        })
+                    let features = blocks.iter().flat_map(|block| {
+                        let first = block.offset as usize + token * block.row_stride as usize;
+                        panel[first..first + block.width as usize].iter()
+                    });
+                    let terms = features.enumerate().map(|(row, &x)| {
+                        let w = weights[row * width + column];
+                        (f64::from(x), f64::from(w))
                     });
                     tolerance.sum_of_products(f64::from(bias[column]), terms)
                 })

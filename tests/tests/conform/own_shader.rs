@@ -71,6 +71,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         format: FORMAT,
         head: HEAD,
         tail: TAIL,
+        native_layers: 0,
         mapper: MapperRecord { kind: MODE.into(), module: Digest::of(MODULE), settings: MODE.into() },
         weights: WeightsRecord { sha256: Digest::of(&weights), elem: Elem::F32 },
         source: ModelRecord::of(source),
@@ -79,6 +80,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").into(),
         k: 1,
+        rank: None,
         seed: 0,
         context: TOKENS,
         stride: 1,
@@ -88,6 +90,8 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         r2_values: 0.0,
         jitter: 0.0,
         lambda: Lambda::default(),
+        weighting: None,
+        training: None,
         sweep: vec![],
         corpora: vec![],
     };

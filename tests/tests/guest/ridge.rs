@@ -9,7 +9,7 @@ use kvmig::sandbox::{
 use kvmig_gate::WeightElem;
 use kvmig_shaders::{
     Kernel,
-    params::{AffineParams, GatherParams},
+    params::{AffineBlock, AffineParams, GatherParams},
 };
 
 use crate::bench::{Case, RIDGE, layout};
@@ -76,13 +76,11 @@ fn each_used_layer_is_gathered_once_and_each_target_layer_computed_from_its_bloc
     for (l, blocks) in [vec![2, 0], vec![0], vec![1, 0, 2]].into_iter().enumerate() {
         for value in [false, true] {
             let (found, bytes, bindings) = kernel(&recording.steps[6 + 2 * l + usize::from(value)]);
-            let (params, offsets) = bytes.split_at(size_of::<AffineParams>());
+            let (params, found_blocks) = bytes.split_at(size_of::<AffineParams>());
             let params: AffineParams = bytemuck::pod_read_unaligned(params);
             let expected = AffineParams {
                 tokens: 7,
                 blocks: blocks.len() as u32,
-                block_width: 30,
-                panel_row_stride: 30,
                 kv_heads: 2,
                 head_dim: 14,
                 rope_dims: if value { 0 } else { 12 },
@@ -91,8 +89,9 @@ fn each_used_layer_is_gathered_once_and_each_target_layer_computed_from_its_bloc
                 first_row: 0,
             };
             assert_eq!((found, params), (Kernel::Affine, expected));
-            let offsets: Vec<u32> = offsets.chunks(4).map(bytemuck::pod_read_unaligned).collect();
-            assert_eq!(offsets, blocks.iter().map(|block| block * plane).collect::<Vec<_>>());
+            let found_blocks: Vec<AffineBlock> = found_blocks.chunks(12).map(bytemuck::pod_read_unaligned).collect();
+            let block = |at: &u32| AffineBlock { offset: at * plane, row_stride: 30, width: 30 };
+            assert_eq!(found_blocks, blocks.iter().map(block).collect::<Vec<_>>());
             let name = |at: usize| match bindings[at].buffer {
                 BufferId::Weights(i) => recording.weights[i as usize].as_str(),
                 other => panic!("expected weights, found {other:?}"),
@@ -145,7 +144,15 @@ fn settings_that_do_not_fit_are_declined_with_the_reason() {
         ("{}", "settings: missing field `layers`"),
         (r#"{"layers": [[0], [1]], "lambda": 1}"#, "settings: unknown field `lambda`"),
         (r#"{"layers": [[0], [-1]]}"#, "settings: invalid value"),
-        (r#"{"layers": [[0]]}"#, "settings.layers: found 1 entries, expected one per target layer (2)"),
+        (r#"{"layers": [[0]]}"#, "settings.layers: found 1 entries, expected one per target layer that is mapped (2)"),
+        (
+            r#"{"layers": [[0], [1]], "hidden": true}"#,
+            "settings.hidden: found true, expected a pair with native layers",
+        ),
+        (
+            r#"{"layers": [[0], [1]], "rank": 2}"#,
+            "settings.rank: found a projection, expected every target layer to read",
+        ),
         (r#"{"layers": [[0], []]}"#, "settings.layers[1]: found no source layer"),
         (r#"{"layers": [[0], [3]]}"#, "settings.layers[1]: found source layer 3, expected less than 3"),
         (r#"{"layers": [[0], [1, 0, 1]]}"#, "settings.layers[1]: found source layer 1 twice"),

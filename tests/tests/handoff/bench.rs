@@ -63,6 +63,7 @@ impl Recipe {
             format: FORMAT,
             head: self.head,
             tail: self.tail,
+            native_layers: 0,
             mapper: MapperRecord {
                 // A reader of pair folders holds the weights of a `ridge` to the shapes; another kind's, only the sandbox.
                 kind: if self.narrow { "other" } else { self.kind }.into(),
@@ -76,6 +77,7 @@ impl Recipe {
         let fit = FitRecord {
             kvmig: env!("CARGO_PKG_VERSION").into(),
             k: 1,
+            rank: None,
             seed: 0,
             context: 0,
             stride: 1,
@@ -85,6 +87,8 @@ impl Recipe {
             r2_values: 1.0,
             jitter: 0.0,
             lambda: Lambda { value: 0.0, convention: LambdaConvention::Sum },
+            weighting: None,
+            training: None,
             sweep: vec![],
             corpora: vec![],
         };

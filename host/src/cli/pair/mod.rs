@@ -18,7 +18,7 @@ pub(super) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    show: Option<show::Args>,
+    show: show::Args,
 }
 
 #[derive(Debug, Subcommand)]
@@ -30,11 +30,11 @@ enum Command {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
-    match (args.command, args.show) {
-        (Some(Command::List(args)), _) => list::run(args),
-        (Some(Command::Verify(args)), _) => verify::run(args),
-        (Some(Command::Remove(args)), _) => remove::run(args),
-        (Some(Command::Show(args)), _) | (None, Some(args)) => show::run(args),
-        (None, None) => anyhow::bail!("which pair? Give its folder, or see `kvmig pair --help`"),
+    match args.command {
+        Some(Command::List(args)) => list::run(args),
+        Some(Command::Verify(args)) => verify::run(args),
+        Some(Command::Remove(args)) => remove::run(args),
+        Some(Command::Show(show)) => show::run(show),
+        None => show::run(args.show),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use anyhow::Context;
+
 use crate::{
     cli::{
         Ending, bytes,
@@ -14,11 +16,10 @@ use crate::{
 
 /// Show what a pair folder holds, what it is worth, and what a policy would make of it
 #[derive(Debug, clap::Args)]
-#[group(id = "show")]
 pub(super) struct Args {
     /// The pair folder, a folder of them, or `bundled`
-    #[arg(value_name = "FOLDER")]
-    pair: PairArg,
+    #[arg(value_name = "FOLDER", required = true)]
+    pair: Option<PairArg>,
     /// Print the manifest, the evidence of every document and the policy's answers as JSON; of several mappers, an array
     #[arg(long)]
     json: bool,
@@ -28,7 +29,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let policy = args.policy.load()?;
-    let pair = args.pair.open()?;
+    // `kvmig pair` takes these arguments or a command, so that it can't be a type's to demand it.
+    let pair = args.pair.context("which pair? Give its folder")?.open()?;
     let cards: Vec<&Card> = pair.stored().iter().map(Stored::card).collect();
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -77,10 +79,11 @@ fn mapper(out: &mut impl Write, stored: &Stored) -> anyhow::Result<()> {
     let corpora: Vec<String> = fit.corpora.iter().map(|c| format!("{} ({})", c.name, c.file)).collect();
     writeln!(
         out,
-        "fit        {} rows of {} sequences from {}; R² in sample: keys {:.2}, values {:.2}",
+        "fit        {} rows of {} sequences from {}; R² {}: keys {:.2}, values {:.2}",
         fit.rows,
         fit.sequences,
         corpora.join(", "),
+        if fit.training.is_some() { "held out" } else { "in sample" },
         fit.r2_keys,
         fit.r2_values
     )?;

@@ -6,7 +6,7 @@ use half::f16;
 use kvmig_gate::{Digest, Loaded, Loader, PairIdentity, WeightElem};
 use kvmig_shaders::{
     Kernel, WeightFormat,
-    params::{AffineParams, GatherParams},
+    params::{AffineBlock, AffineParams, GatherParams},
     tolerance::{Expected, Tolerance},
 };
 
@@ -192,6 +192,7 @@ impl Fixture {
             weights,
             source: &self.source,
             target,
+            lower: None,
             slots: self.case.first..self.case.first + self.case.tokens,
             positions: &self.positions,
             pacing,
@@ -248,8 +249,6 @@ impl Fixture {
             let params = AffineParams {
                 tokens: tokens as u32,
                 blocks: layers.len() as u32,
-                block_width: from.width() as u32,
-                panel_row_stride: (panel_row / 4) as u32,
                 kv_heads: to.heads as u32,
                 head_dim: to.d as u32,
                 rope_dims: if value { 0 } else { to.rope_dims as u32 },
@@ -259,7 +258,9 @@ impl Fixture {
             };
             let mut bytes = bytemuck::bytes_of(&params).to_vec();
             for &layer in layers {
-                bytes.extend(((apart / 4) as u32 * layer as u32).to_le_bytes());
+                let offset = (apart / 4) as u32 * layer as u32;
+                let block = AffineBlock { offset, row_stride: (panel_row / 4) as u32, width: from.width() as u32 };
+                bytes.extend_from_slice(bytemuck::bytes_of(&block));
             }
             let elem = if self.weights == WeightElem::F16 { 2 } else { 4 };
             let (layer, index) = ((plane / 2) as u32, 2 * plane as u32);

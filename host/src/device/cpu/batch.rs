@@ -47,6 +47,7 @@ enum Room<'a> {
     Source(usize),
     SourceRope,
     TargetRope,
+    Hidden,
     Weights(&'a [f32]),
     Params(usize),
     /// Index into [`Buffers::mutable`].
@@ -128,6 +129,7 @@ impl<'a> Plan<'a> {
             source: &buffers.source,
             source_rope: buffers.source_rope,
             target_rope: buffers.target_rope,
+            hidden: buffers.hidden,
             params: &self.params,
             shared: &shared,
         };
@@ -151,6 +153,7 @@ struct Rooms<'r> {
     source: &'r [&'r [f32]],
     source_rope: &'r [f32],
     target_rope: &'r [f32],
+    hidden: &'r [f32],
     params: &'r [Vec<f32>],
     /// The mutable buffers that the batch does not write.
     shared: &'r [Option<&'r [f32]>],
@@ -162,6 +165,7 @@ impl<'r> Rooms<'r> {
             Room::Source(view) => self.source[view],
             Room::SourceRope => self.source_rope,
             Room::TargetRope => self.target_rope,
+            Room::Hidden => self.hidden,
             Room::Weights(weights) => weights,
             Room::Params(index) => &self.params[index],
             // A batch reads nothing that it writes.
@@ -263,6 +267,7 @@ fn place<'a>(job: &Job<'a>, recording: &'a Recording, binding: &Binding) -> Resu
         BufferId::Target { layer, value } => Room::Mutable(view_index(layer, value)),
         BufferId::SourceRope => Room::SourceRope,
         BufferId::TargetRope => Room::TargetRope,
+        BufferId::Hidden => Room::Hidden,
         BufferId::Scratch(index) => Room::Mutable(outputs + index as usize),
         BufferId::Params(index) => Room::Params(index as usize),
         BufferId::Weights(index) => {

@@ -31,6 +31,8 @@ pub(super) struct Buffers<'b> {
     pub(super) source: Vec<&'b [f32]>,
     pub(super) source_rope: &'b [f32],
     pub(super) target_rope: &'b [f32],
+    /// The target's hidden state.
+    pub(super) hidden: &'b [f32],
     /// Target views, `[2 * layer + value]`, then the scratch buffers.
     pub(super) mutable: Vec<&'b mut [f32]>,
 }
@@ -122,14 +124,16 @@ impl Views {
         let poison = f32::from_bits(POISON);
         let rows = slots.len() * job.target.layout().head_dim;
         let heads = job.target.layout().kv_heads;
+        let mapped = job.mapped_layers();
         match &mut self.target {
-            Some(staged) => staged.par_iter_mut().for_each(|view| {
+            Some(staged) => staged[2 * mapped.start..].par_iter_mut().for_each(|view| {
                 view.clear();
                 view.resize(heads * rows, poison);
             }),
             None => {
                 let starts = head_starts(job.target, slots.start);
-                job.target.layers_mut().par_iter_mut().flat_map_iter(planes_of_mut).for_each(|plane| {
+                let layers = &mut job.target.layers_mut()[mapped];
+                layers.par_iter_mut().flat_map_iter(planes_of_mut).for_each(|plane| {
                     let Plane::F32(plane) = plane else { return };
                     for &start in &starts {
                         plane[start..start + rows].fill(poison);
@@ -167,6 +171,7 @@ impl Views {
                 layers.filter_map(Plane::as_f32).map(|plane| &plane[start..start + elements]).collect()
             }
         };
+        let hidden = job.hidden(slots);
         let source_rope = &self.source_rope[table(&self.source_rope, job.source.layout().rope.dims)];
         let target_rope = &self.target_rope[table(&self.target_rope, job.target.layout().rope.dims)];
         let mut mutable: Vec<&mut [f32]> = match &mut self.target {
@@ -184,7 +189,7 @@ impl Views {
             }
         };
         mutable.extend(self.scratch.iter_mut().map(Vec::as_mut_slice));
-        work(Buffers { source, source_rope, target_rope, mutable })
+        work(Buffers { source, source_rope, target_rope, hidden, mutable })
     }
 
     /// Looks for poison, NaN and infinities in every element of the outputs.
@@ -205,8 +210,8 @@ impl Views {
             // An f16 target is always staged.
             (None, Plane::F16(_)) => Ok(cpu::Counts::default()),
         };
-        let outputs = 2 * job.target.layout().layers;
-        (0..outputs).into_par_iter().try_for_each(|i| {
+        let Range { start: first, end } = job.mapped_layers();
+        (2 * first..2 * end).into_par_iter().try_for_each(|i| {
             let found = faults(i).map_err(|error| DeviceError::Mirror { step: recording.steps.len(), error })?;
             if found.is_clean() {
                 return Ok(());
@@ -226,7 +231,9 @@ impl Views {
         let Some(staged) = &self.target else { return 0 };
         let rows = slots.len() * job.target.layout().head_dim;
         let starts = head_starts(job.target, slots.start);
-        let planes: Vec<&mut Plane> = job.target.layers_mut().iter_mut().flat_map(planes_of_mut).collect();
+        let mapped = job.mapped_layers();
+        let staged = &staged[2 * mapped.start..];
+        let planes: Vec<&mut Plane> = job.target.layers_mut()[mapped].iter_mut().flat_map(planes_of_mut).collect();
         planes.into_par_iter().zip(staged).for_each(|(plane, view)| {
             for (&start, values) in starts.iter().zip(view.chunks_exact(rows)) {
                 plane.write(start, values);

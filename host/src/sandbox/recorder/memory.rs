@@ -77,7 +77,11 @@ impl Memory {
             BufferId::Source { .. } => &self.source,
             BufferId::Scratch(_) | BufferId::Target { .. } => &*self.written.entry(range.buffer.id).or_default(),
             // The host fills these, all of them.
-            BufferId::SourceRope | BufferId::TargetRope | BufferId::Weights(_) | BufferId::Params(_) => return Ok(()),
+            BufferId::SourceRope
+            | BufferId::TargetRope
+            | BufferId::Hidden
+            | BufferId::Weights(_)
+            | BufferId::Params(_) => return Ok(()),
         };
         let pieces = pieces(footprint, range.offset / 4);
         self.runs = spend(self.runs, &pieces, self.most_runs)?;
@@ -124,10 +128,10 @@ impl Memory {
         Ok(())
     }
 
-    /// That every element of every target view was written.
+    /// That every element of every view of a target layer that is mapped was written.
     pub(super) fn check_covered(&self, terms: &Terms) -> Result<(), Fault> {
         let nothing = Intervals::default();
-        for layer in 0..terms.pair.target().layers {
+        for layer in terms.pair.mapped_layers() {
             for value in [false, true] {
                 let buffer = BufferId::Target { layer, value };
                 let written = self.written.get(&buffer).unwrap_or(&nothing);

@@ -96,6 +96,12 @@ impl Recorder {
         BufferHandle { id, bytes, element: Element::F32 }
     }
 
+    /// The target's residual stream, `[tokens, hidden]`; `None` where the mapper is given none.
+    pub(super) fn hidden(&self) -> Option<BufferHandle> {
+        let bytes = 4 * u64::from(self.terms.tokens) * u64::from(self.terms.pair.hidden());
+        (bytes > 0).then_some(BufferHandle { id: BufferId::Hidden, bytes, element: Element::F32 })
+    }
+
     pub(super) fn scratch(&mut self, bytes: u64) -> Result<BufferHandle, Fault> {
         whole_words("scratch", bytes)?;
         let most = self.terms.plan.scratch_bytes();

@@ -1,0 +1,141 @@
+//! What a ridge predicts a target layer from, and the maps of a whole target.
+
+use super::{
+    linalg::LinalgError,
+    moments::{MomentShape, Moments},
+    rank,
+    ridge::{AffineMap, Lambda, LayerMap, fit_each},
+};
+use crate::{
+    cache::Elem,
+    pair::{RidgeSettings, Tensor},
+};
+
+/// Features of every target layer that is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Design {
+    /// First layers of the target that are not mapped.
+    pub native_layers: usize,
+    /// Per mapped target layer, the source layers it reads.
+    pub layers: Vec<Vec<usize>>,
+    /// Keys and values are both features of each, rather than keys of keys and values of values.
+    pub joint: bool,
+    /// The target's hidden state behind its native layers is a feature as well.
+    pub hidden: bool,
+    /// All features are projected to so many columns first, which every layer reads; all layers read the same then.
+    pub rank: Option<usize>,
+}
+
+/// A ridge for every target layer that is mapped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RidgeMaps {
+    /// What it was fitted as.
+    pub design: Design,
+    /// Of a design with a rank, what projects the panel (of keys and the one of values; of both where they are joint).
+    pub projections: Vec<AffineMap>,
+    /// One for each mapped layer; of a design with a rank, from the projection.
+    pub layers: Vec<LayerMap>,
+}
+
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Keys.
+    Keys,
+    /// Values.
+    Values,
+}
+
+impl Design {
+    /// The feature blocks that the keys or values of a target layer with these source layers are predicted from, in the order of
+    /// the weights' rows, as [`Moments::joint`] counts them.
+    pub(super) fn blocks(&self, side: Side, sources: &[usize], shape: &MomentShape) -> Vec<usize> {
+        let keys = sources.iter().copied();
+        let values = sources.iter().map(|layer| shape.source_layers + layer);
+        let mut blocks: Vec<usize> = match (self.joint, side) {
+            (true, _) => keys.chain(values).collect(),
+            (false, Side::Keys) => keys.collect(),
+            (false, Side::Values) => values.collect(),
+        };
+        if self.hidden {
+            blocks.push(2 * shape.source_layers);
+        }
+        blocks
+    }
+
+    /// Features of the widest target layer.
+    pub fn features(&self, shape: &MomentShape) -> usize {
+        let k = self.layers.iter().map(Vec::len).max().unwrap_or(0);
+        let sides = if self.joint { 2 } else { 1 };
+        sides * k * shape.source_width + if self.hidden { shape.hidden } else { 0 }
+    }
+
+    /// The settings of the module.
+    pub fn settings(&self) -> RidgeSettings {
+        let rank = self.rank.unwrap_or(0);
+        RidgeSettings { layers: self.layers.clone(), joint: self.joint, hidden: self.hidden, rank }
+    }
+
+    /// Index of each mapped layer's output block of keys or of values.
+    pub(super) fn output(&self, side: Side, mapped: usize, shape: &MomentShape) -> usize {
+        self.native_layers + mapped + if side == Side::Values { shape.target_layers } else { 0 }
+    }
+}
+
+impl RidgeMaps {
+    /// Fits a design.
+    ///
+    /// # Errors
+    /// [`LinalgError`] if a regularised covariance has no Cholesky factor.
+    pub fn fit(moments: &Moments, design: &Design, lambda: Lambda) -> Result<RidgeMaps, LinalgError> {
+        if let Some(columns) = design.rank {
+            return rank::fit(moments, design, columns, lambda);
+        }
+        let shape = moments.shape();
+        let wanted = |side: Side| {
+            let one = move |(mapped, sources): (usize, &Vec<usize>)| {
+                (design.blocks(side, sources, &shape), design.output(side, mapped, &shape))
+            };
+            design.layers.iter().enumerate().map(one)
+        };
+        let wanted: Vec<_> = wanted(Side::Keys).chain(wanted(Side::Values)).collect();
+        let mut keys = fit_each(moments.joint(), &wanted, lambda)?;
+        let values = keys.split_off(design.layers.len());
+        Ok(RidgeMaps::new(design, Vec::new(), keys, values))
+    }
+
+    /// Puts the maps of keys and of values together, one of each for every mapped layer.
+    pub(super) fn new(
+        design: &Design,
+        projections: Vec<AffineMap>,
+        keys: Vec<AffineMap>,
+        values: Vec<AffineMap>,
+    ) -> RidgeMaps {
+        let layers = design.layers.iter().zip(keys.into_iter().zip(values));
+        let layers = layers.map(|(sources, (keys, values))| LayerMap { sources: sources.clone(), keys, values });
+        RidgeMaps { design: design.clone(), projections, layers: layers.collect() }
+    }
+
+    /// Which of the projections a side reads.
+    pub(super) fn projection(&self, side: Side) -> Option<&AffineMap> {
+        self.projections.get(usize::from(!self.design.joint && side == Side::Values))
+    }
+
+    /// The weights, as the module names them.
+    pub fn tensors(&self, elem: Elem) -> Vec<Tensor> {
+        let parts: &[&str] = if self.design.joint { &["kv"] } else { &["k", "v"] };
+        let projections = parts.iter().zip(&self.projections);
+        let mut tensors: Vec<Tensor> =
+            projections.flat_map(|(part, map)| map.tensors(&format!("projection.{part}"), elem)).collect();
+        for (mapped, map) in self.layers.iter().enumerate() {
+            tensors.extend(map.tensors(self.design.native_layers + mapped, elem));
+        }
+        tensors
+    }
+
+    /// Multiplications and additions of a token.
+    pub fn flops(&self) -> f64 {
+        let maps = self.layers.iter().flat_map(|map| [&map.keys, &map.values]).chain(&self.projections);
+        maps.map(|map| 2.0 * map.weight.as_slice().len() as f64).sum()
+    }
+}
