@@ -83,6 +83,7 @@ pub fn stored_pair() -> Result<Stored, PairError> {
             module: RIDGE,
             weights: include_bytes!("../assets/pair/weights.safetensors"),
             evidence: Some(include_bytes!("../assets/pair/evidence.json")),
+            diagnostics: None,
         },
     )
 }

@@ -7,7 +7,7 @@ use std::{
 
 use kvmig::{
     bundled,
-    pair::{Draft, Pair},
+    pair::{Diagnostics, Draft, ForwardCurve, HeatMap, Pair, PerSide},
     sandbox::bundled::RIDGE,
 };
 use serde_json::Value;
@@ -195,6 +195,52 @@ fn several_mappers_are_candidates() {
     assert_eq!(text.lines().filter(|line| line.starts_with("mapper ")).count(), 2, "{text}");
     let old = kvmig(folder.path()).arg("pair").arg(&both).output().unwrap();
     assert_eq!(stdout(&old), text, "`kvmig pair FOLDER` shows it as `kvmig pair show FOLDER` does");
+}
+
+#[test]
+fn diagnostics_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = bundled::default_pair().unwrap();
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
+    let diagnostics = Diagnostics {
+        r2: Some(HeatMap {
+            keys: vec![vec![0.873, -0.2], vec![1.0, 0.05]],
+            values: vec![vec![0.5, 0.4], vec![0.3, 0.2]],
+        }),
+        forward: vec![ForwardCurve { layer: 1, sources: vec![0, 1], keys: vec![0.9, 0.95], values: vec![0.3, 0.35] }],
+        cosine: vec![0.91, 0.87],
+        concentration: Some(PerSide { keys: vec![1.25, 0.75], values: vec![2.0, 0.5] }),
+        effective_features: Some(PerSide { keys: vec![120.0, 96.4], values: vec![110.0, 80.0] }),
+        rows_per_feature: Some(312.5),
+        weight_bytes: Some(1 << 20),
+    };
+    let out = folder.path().join("pair");
+    draft.with_diagnostics(diagnostics.clone()).write(&out, None, &[]).unwrap();
+    let show = |args: &[&str]| kvmig(folder.path()).args(["pair", "show"]).arg(&out).args(args).output().unwrap();
+    let text = stdout(&show(&["--diagnostics"]));
+    for line in [
+        "         0  1",
+        "    0   87  0",
+        "    1   99  5",
+        "    1  +0   0.90 / 0.30  +1   0.95 / 0.35",
+        "     0.91   0.87",
+        "     1.25   0.75",
+        "      120     96",
+        "rows per feature  312.5",
+        "weights           1.00 MiB",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no line `{line}` in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "no colour off a terminal");
+    assert!(!stdout(&show(&[])).contains("R² of keys"));
+    let shown = json(&show(&["--json"]));
+    assert_eq!(shown["diagnostics"], serde_json::to_value(&diagnostics).unwrap());
+    let bundled = kvmig(folder.path()).args(["pair", "show", "bundled", "--diagnostics"]).output().unwrap();
+    assert!(bundled.status.success(), "{}", stderr(&bundled));
+    spoil(&out.join("diagnostics.json"));
+    assert_eq!(show(&["--diagnostics"]).status.code(), Some(2));
+    assert!(show(&[]).status.success(), "what nobody asks for is in nobody's way");
 }
 
 #[test]

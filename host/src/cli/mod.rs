@@ -25,7 +25,7 @@ use kvmig_gate::parse::printable;
 /// fit` makes a pair folder from some text, `kvmig run --pair` uses it.
 ///
 /// Exit codes: 0 done, whatever the gate decided (`run` gives an answer also where it re-prefills or stays on the source);
-/// 1 done, and the answer is no: `run --require-migration` migrated nothing, a case of `conform` failed; 2 an error, and
+/// 1 done, and the answer is no: `run --require-migration` migrated nothing, a case of `conform` failed, `pair verify` found something wrong; 2 an error, and
 /// nothing is left half-written; 130 interrupted twice.
 #[derive(Debug, Parser)]
 #[command(name = "kvmig", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
@@ -49,7 +49,7 @@ enum Command {
 pub enum Ending {
     /// What was asked for was done.
     Done,
-    /// It was done, and the answer is no: the gate refused under `--require-migration`, a conformance case failed.
+    /// It was done, and the answer is no: the gate refused under `--require-migration`, a conformance case failed, a pair is not whole.
     Negative,
 }
 

@@ -9,6 +9,7 @@ mod choose;
 mod content;
 pub mod corpus;
 pub mod design;
+pub mod diagnostics;
 mod error;
 mod evidence;
 mod fitted;
@@ -273,7 +274,7 @@ fn draft(
         sweep,
         corpora: plan.corpora.clone(),
     };
-    let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
+    let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None, diagnostics: None };
     Draft::new(manifest, options.module.clone(), weights)
 }
 

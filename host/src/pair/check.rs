@@ -78,7 +78,7 @@ pub(super) fn parse(label: &str, bytes: &[u8]) -> Result<Manifest, PairError> {
 /// What a manifest calls things is fit to be shown to a person.
 fn names(label: &str, manifest: &Manifest) -> Result<(), PairError> {
     const MEND: &str = "mend the name or fit the pair again";
-    let Manifest { name, identity, fit, evidence } = manifest;
+    let Manifest { name, identity, fit, evidence, diagnostics: _ } = manifest;
     let corpora = || fit.corpora.iter().enumerate();
     let domains = evidence.iter().flat_map(|record| {
         let own_text = record.own_text.iter().map(|text| &text.domain);

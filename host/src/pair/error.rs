@@ -47,6 +47,14 @@ pub enum PairError {
         /// What and where.
         source: ParseError,
     },
+    /// The diagnostics are not what they should be.
+    #[error("{file}: {source}; restore the file, or remove it and the manifest's line `diagnostics`")]
+    Diagnostics {
+        /// The file.
+        file: String,
+        /// What and where.
+        source: ParseError,
+    },
     /// The module can't run here, or does not describe itself.
     #[error("{file}: {source}")]
     Module {

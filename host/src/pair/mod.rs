@@ -9,6 +9,7 @@
 mod card;
 mod cards;
 mod check;
+mod diagnostics;
 mod error;
 mod find;
 mod manifest;
@@ -34,6 +35,7 @@ use crate::{
 pub use card::Card;
 pub use cards::Cards;
 pub use check::RidgeSettings;
+pub use diagnostics::{Diagnostics, ForwardCurve, HeatMap, PerSide};
 pub use error::PairError;
 pub use find::{Found, find};
 pub use manifest::{
@@ -54,7 +56,10 @@ pub const MODULE: &str = "mapper.wasm";
 /// The file name of the held-out documents' outcomes.
 pub const EVIDENCE: &str = "evidence.json";
 
-/// Every file of a folder.
+/// The file name of what a fit saw of its own work; not every pair has it.
+pub const DIAGNOSTICS: &str = "diagnostics.json";
+
+/// Every file that each folder has.
 const FILES: [&str; 4] = [MANIFEST, MODULE, WEIGHTS, EVIDENCE];
 
 /// A checked pair, loaded: digests agree, shapes agree, numbers are finite, evidence is about what is loaded.
@@ -76,6 +81,8 @@ pub struct PairFiles<'a> {
     pub weights: &'a [u8],
     /// `evidence.json`, where the manifest has evidence.
     pub evidence: Option<&'a [u8]>,
+    /// `diagnostics.json`, where the manifest names it.
+    pub diagnostics: Option<&'a [u8]>,
 }
 
 impl Pair {
@@ -169,6 +176,7 @@ pub struct Draft {
     pair: Pair,
     module: Vec<u8>,
     weights: Vec<u8>,
+    diagnostics: Option<Diagnostics>,
 }
 
 impl Draft {
@@ -177,16 +185,27 @@ impl Draft {
     /// # Errors
     /// [`PairError`] where the parts don't fit together.
     pub fn new(manifest: Manifest, module: Vec<u8>, weights: Vec<u8>) -> Result<Draft, PairError> {
-        let manifest = Manifest { evidence: None, ..manifest };
+        let manifest = Manifest { evidence: None, diagnostics: None, ..manifest };
         let label = manifest.name.clone();
         let text = toml::to_string(&manifest)?;
-        let files = PairFiles { manifest: text.as_bytes(), module: &module, weights: &weights, evidence: None };
-        Ok(Draft { pair: Pair::from_bytes(&label, files)?, module, weights })
+        let files = PairFiles {
+            manifest: text.as_bytes(),
+            module: &module,
+            weights: &weights,
+            evidence: None,
+            diagnostics: None,
+        };
+        Ok(Draft { pair: Pair::from_bytes(&label, files)?, module, weights, diagnostics: None })
     }
 
     /// The pair as it can be tried.
     pub fn pair(&self) -> &Pair {
         &self.pair
+    }
+
+    /// The same, with what the fit saw of its own work to be written beside it.
+    pub fn with_diagnostics(self, diagnostics: Diagnostics) -> Draft {
+        Draft { diagnostics: Some(diagnostics), ..self }
     }
 
     /// Writes the folder, with evidence where there is some: all of it under another name first, then renamed. `texts` are the
@@ -208,13 +227,16 @@ impl Draft {
             domains: summarise(&evidence.documents),
             own_text: summarise_texts(texts),
         });
-        let manifest = Manifest { evidence: record, ..self.pair.card.into_manifest() };
+        let diagnostics = self.diagnostics.as_ref().map(Diagnostics::bytes);
+        let digest = diagnostics.as_deref().map(Digest::of);
+        let manifest = Manifest { evidence: record, diagnostics: digest, ..self.pair.card.into_manifest() };
         let text = write::manifest(&manifest)?;
         let files = PairFiles {
             manifest: text.as_bytes(),
             module: &self.module,
             weights: &self.weights,
             evidence: evidence_bytes.as_deref(),
+            diagnostics: diagnostics.as_deref(),
         };
         let pair = Pair::from_bytes(&folder.display().to_string(), files)?;
         write::folder(folder, files)?;

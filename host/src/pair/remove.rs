@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{FILES, MANIFEST, PairError, check};
+use super::{DIAGNOSTICS, FILES, MANIFEST, PairError, check};
 
 /// Removes a pair folder. It loses its name first, so that nobody finds half of it.
 ///
@@ -25,7 +25,7 @@ pub fn remove(folder: &Path) -> Result<(), PairError> {
     for entry in fs::read_dir(&folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        let ours = FILES.iter().find(|ours| name == **ours);
+        let ours = FILES.iter().chain([&DIAGNOSTICS]).find(|ours| name == **ours);
         match ours.filter(|_| entry.file_type().is_ok_and(|kind| !kind.is_dir())) {
             Some(name) => files.push(*name),
             None => {

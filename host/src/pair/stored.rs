@@ -8,7 +8,7 @@ use std::{
 
 use kvmig_gate::Digest;
 
-use super::{Card, EVIDENCE, MANIFEST, MODULE, Pair, PairError, PairFiles, WEIGHTS, check};
+use super::{Card, DIAGNOSTICS, Diagnostics, EVIDENCE, MANIFEST, MODULE, Pair, PairError, PairFiles, WEIGHTS, check};
 use crate::sandbox::Module;
 
 /// A pair whose card was read.
@@ -21,7 +21,7 @@ pub struct Stored {
 #[derive(Clone, Debug)]
 enum Place {
     Folder(PathBuf),
-    Program { module: &'static [u8], weights: &'static [u8] },
+    Program { module: &'static [u8], weights: &'static [u8], diagnostics: Option<&'static [u8]> },
 }
 
 impl Stored {
@@ -43,8 +43,9 @@ impl Stored {
     /// # Errors
     /// [`PairError`], naming file, field, what was found and what was expected.
     pub fn from_static(label: &str, files: PairFiles<'static>) -> Result<Stored, PairError> {
-        let PairFiles { manifest, module, weights, evidence } = files;
-        Ok(Stored { card: Card::parse(label, manifest, evidence)?, place: Place::Program { module, weights } })
+        let PairFiles { manifest, module, weights, evidence, diagnostics } = files;
+        let place = Place::Program { module, weights, diagnostics };
+        Ok(Stored { card: Card::parse(label, manifest, evidence)?, place })
     }
 
     /// What it says of itself.
@@ -75,6 +76,17 @@ impl Stored {
         }
     }
 
+    /// What the fit saw of its own work, where it was kept.
+    ///
+    /// # Errors
+    /// [`PairError`] if the manifest names it and it is not there, or another.
+    pub fn diagnostics(&self) -> Result<Option<Diagnostics>, PairError> {
+        let Some(expected) = self.card.manifest().diagnostics else { return Ok(None) };
+        let (label, bytes) = (self.card.label(), self.file(DIAGNOSTICS)?);
+        check::digest(label, DIAGNOSTICS, Digest::of(&bytes), expected)?;
+        Diagnostics::parse(label, &bytes).map(Some)
+    }
+
     /// Reads the module alone, and gives the digest of component and shaders as tickets name it.
     ///
     /// # Errors
@@ -99,6 +111,7 @@ impl Stored {
     /// # Errors
     /// [`PairError`].
     pub fn verify(&self) -> Result<Pair, PairError> {
+        self.diagnostics()?;
         let weights = self.file(WEIGHTS)?;
         check::digest(self.card.label(), WEIGHTS, Digest::of(&weights), self.card.identity().weights.sha256)?;
         Pair::load(self.card.clone(), &self.file(MODULE)?, &weights)
@@ -108,6 +121,7 @@ impl Stored {
         match &self.place {
             Place::Folder(folder) => read(folder, name).map(Cow::Owned),
             Place::Program { module, .. } if name == MODULE => Ok(Cow::Borrowed(module)),
+            Place::Program { diagnostics, .. } if name == DIAGNOSTICS => Ok(Cow::Borrowed(diagnostics.unwrap_or(&[]))),
             Place::Program { weights, .. } => Ok(Cow::Borrowed(weights)),
         }
     }

@@ -95,7 +95,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         sweep: vec![],
         corpora: vec![],
     };
-    let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None };
+    let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None, diagnostics: None };
     Ok(Draft::new(manifest, MODULE.to_vec(), weights)?)
 }
 

@@ -92,8 +92,12 @@ impl Recipe {
             sweep: vec![],
             corpora: vec![],
         };
-        Draft::new(Manifest { name: "identity".into(), identity, fit, evidence: None }, RIDGE.to_vec(), weights)
-            .unwrap()
+        Draft::new(
+            Manifest { name: "identity".into(), identity, fit, evidence: None, diagnostics: None },
+            RIDGE.to_vec(),
+            weights,
+        )
+        .unwrap()
     }
 
     /// The pair with evidence, made up, that every policy would take.

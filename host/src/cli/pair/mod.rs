@@ -1,5 +1,6 @@
 //! `kvmig pair`: what pairs there are, what each is worth, whether it is whole, and away with it.
 
+mod diagnostics;
 mod list;
 mod remove;
 mod show;

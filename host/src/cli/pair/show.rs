@@ -11,8 +11,10 @@ use crate::{
         ledger::PolicyArgs,
         models::PairArg,
     },
-    pair::{Card, Stored},
+    pair::{Card, PairError, Stored},
 };
+
+use super::diagnostics;
 
 /// Show what a pair folder holds, what it is worth, and what a policy would make of it
 #[derive(Debug, clap::Args)]
@@ -23,6 +25,9 @@ pub(super) struct Args {
     /// Print the manifest, the evidence of every document and the policy's answers as JSON; of several mappers, an array
     #[arg(long)]
     json: bool,
+    /// Show what the fit saw of its own work too: which source layers explain what, where errors lie (JSON always has it)
+    #[arg(long)]
+    diagnostics: bool,
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -34,11 +39,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let cards: Vec<&Card> = pair.stored().iter().map(Stored::card).collect();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let one = |card: &&Card| {
-            let forecasts = Forecasts::new(card.name(), &[*card], &policy).json();
-            serde_json::json!({ "manifest": card.manifest(), "evidence": card.evidence(), "forecasts": forecasts })
+        let one = |stored: &Stored| -> Result<serde_json::Value, PairError> {
+            let card = stored.card();
+            Ok(serde_json::json!({
+                "manifest": card.manifest(),
+                "evidence": card.evidence(),
+                "forecasts": Forecasts::new(card.name(), &[card], &policy).json(),
+                "diagnostics": stored.diagnostics()?,
+            }))
         };
-        let all: Vec<serde_json::Value> = cards.iter().map(one).collect();
+        let all = pair.stored().iter().map(one).collect::<Result<Vec<_>, _>>()?;
         match all.as_slice() {
             [one] => serde_json::to_writer_pretty(&mut out, one)?,
             several => serde_json::to_writer_pretty(&mut out, several)?,
@@ -62,6 +72,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     }
     for stored in pair.stored() {
         mapper(&mut out, stored)?;
+        if args.diagnostics {
+            diagnostics::show(&mut out, stored.diagnostics()?.as_ref())?;
+        }
     }
     Forecasts::new(pair.name(), &cards, &policy).table(&mut out)?;
     Ok(Ending::Done)
