@@ -6,6 +6,8 @@
 
 #[path = "conform/own_shader.rs"]
 mod own_shader;
+#[path = "conform/residency.rs"]
+mod residency;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, Body); 7] = [
+        let bodies: [(&str, Body); 8] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
             ("own_shaders_need_a_gpu", own_shaders_need_a_gpu),
             ("a_pair_folder_carries_a_shader", own_shader::a_pair_folder_carries_a_shader),
             ("jobs_share_a_device", jobs_share_a_device),
+            ("weights_are_paged_under_a_budget", residency::weights_are_paged_under_a_budget),
         ];
         for (name, body) in bodies {
             trials.push(backend.trial(format!("{name}_{}", backend.name), body));
