@@ -248,7 +248,7 @@ fn slices_cover_each_row_once() {
         assert_eq!(slice.workgroups[1], slice.rows.len().div_ceil(32) as u32);
         next = slice.rows.end;
         let params = call.gpu_params(slice.rows.start);
-        assert_eq!(params.len(), 56);
+        assert_eq!(params.len(), 32 + 24);
         let read: AffineParams = bytemuck::pod_read_unaligned(&params[..32]);
         assert_eq!(read, AffineParams { first_row: slice.rows.start, ..p });
         assert_eq!(params[32..], *bytemuck::cast_slice(&BLOCKS));

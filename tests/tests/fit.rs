@@ -9,7 +9,7 @@ use std::{
 use kvmig::{
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, ModelSource},
-    fit::{self, CorpusFile, FitError, FitOptions, Progress, Stage},
+    fit::{self, CorpusFile, FitError, FitOptions, MapperKind, Progress, Stage, head_matched::Weighting},
     pair::{Pair, WEIGHTS},
     sandbox::bundled::RIDGE,
 };
@@ -207,4 +207,42 @@ fn too_few_rows_for_the_features_are_refused() {
     (options.tokens, options.k) = (400, Some(6));
     let error = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap_err();
     assert!(matches!(error, FitError::TooFewRows { k: 6, features: 768, .. }), "{error}");
+}
+
+/// Rows and moments belong together, whatever came in between: an interrupt, moments that were kept without rows, a crash
+/// after rows were written and before the moments were.
+#[test]
+fn rows_and_moments_agree_however_they_came() {
+    let setup = Setup::new();
+    let head_matched = |out: &str| {
+        let mut options = setup.options(out);
+        (options.k, options.mapper) = (Some(2), MapperKind::HeadMatched(Weighting::Attention));
+        options
+    };
+    let solved = |options: &FitOptions| {
+        let stopped = setup.fit(options, |progress| match progress.stage {
+            Stage::Solve => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        });
+        assert!(matches!(stopped, Err(FitError::Stopped { stage: "solve" })), "{stopped:?}");
+        (fs::read(options.state_file()).unwrap(), fs::read(options.rows_file()).unwrap())
+    };
+    let whole = solved(&head_matched("whole"));
+
+    let parts = head_matched("parts");
+    setup.fit(&parts, stop_in(Stage::Capture)).unwrap_err();
+    assert!(fs::metadata(parts.rows_file()).unwrap().len() < whole.1.len() as u64);
+    assert_eq!(solved(&parts), whole, "interrupted");
+
+    let mut ridge = setup.options("ridge");
+    ridge.k = Some(2);
+    setup.fit(&ridge, stop_in(Stage::Evidence)).unwrap_err();
+    assert!(ridge.state_file().exists() && !ridge.rows_file().exists(), "a ridge needs no rows");
+    assert_eq!(fs::read(ridge.state_file()).unwrap(), whole.0);
+    assert_eq!(solved(&head_matched("ridge")), whole, "moments first");
+
+    let crashed = head_matched("crashed");
+    setup.fit(&crashed, stop_in(Stage::Capture)).unwrap_err();
+    fs::remove_file(crashed.state_file()).unwrap();
+    assert_eq!(solved(&crashed), whole, "rows first");
 }

@@ -8,11 +8,13 @@ use kvmig_gate::Policy;
 use crate::{
     cache::Elem,
     fit::{
-        self, CorpusFile, FitOptions,
+        self, CorpusFile, FitOptions, MapperKind,
+        head_matched::Weighting,
+        mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::{FitRecord, check_name},
-    sandbox::bundled::RIDGE,
+    pair::{FitRecord, Pair, check_name},
+    sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
 use super::{
@@ -50,6 +52,21 @@ pub(super) struct Args {
     /// Pair folder to make
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
+    /// Mapper to fit
+    #[arg(long, value_enum, default_value_t = Mapper::Ridge)]
+    mapper: Mapper,
+    /// head-matched: let all rows count alike, instead of as the target's attention has it
+    #[arg(long)]
+    uniform: bool,
+    /// mlp: units of a hidden layer
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().width)]
+    width: usize,
+    /// mlp: times to go through the rows, at most
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().epochs)]
+    epochs: usize,
+    /// mlp: rows of a step
+    #[arg(long, value_name = "N", default_value_t = mlp::Settings::default().batch)]
+    batch: usize,
     /// Name of the pair [default: the folder's]
     #[arg(long)]
     name: Option<String>,
@@ -103,7 +120,7 @@ pub(super) struct Args {
     /// Documents per corpus to measure on; the gate's shipped policy asks for 30
     #[arg(long, value_name = "N", default_value_t = 30)]
     evidence: usize,
-    /// Seed of the split
+    /// Seed of the split, and of a training
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Keep what was captured, for another fit of the same text (another k or λ) in the same place
@@ -122,8 +139,21 @@ pub(super) struct Args {
     engine: EngineArgs,
 }
 
+/// What `--mapper` takes.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Mapper {
+    /// One affine map for all heads of a layer
+    Ridge,
+    /// An affine map per head, from one head of each source layer
+    HeadMatched,
+    /// A small network per head
+    Mlp,
+    /// All three from one capture, each into a folder of its own in --out: the gate picks
+    All,
+}
+
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
-    let options = args.options()?;
+    let all = args.all_options()?;
     args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
     let policy = args.policy.load()?;
     too_little_evidence(args.evidence, &policy);
@@ -133,19 +163,39 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let gate = Arc::new(args.ledger.open_gate(policy)?);
     interrupt::listen(&gate);
     let mut shown = FitProgress::new();
-    let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| shown.show(progress));
+    let pairs = {
+        let watch = &mut |progress| shown.show(progress);
+        match all.as_slice() {
+            [one] if one.base.is_none() => {
+                fit::fit(one, &source, &target, &gate, &device, watch).map(|pair| vec![pair])
+            }
+            several => fit::fit_all(several, &source, &target, &gate, &device, watch),
+        }
+    };
     shown.clear();
-    let pair = pair?;
+    let pairs = pairs?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, pair.manifest())?;
+        match pairs.as_slice() {
+            [one] => serde_json::to_writer_pretty(&mut out, one.manifest())?,
+            several => {
+                let manifests: Vec<_> = several.iter().map(Pair::manifest).collect();
+                serde_json::to_writer_pretty(&mut out, &manifests)?;
+            }
+        }
         writeln!(out)?;
-    } else {
+        return Ok(Ending::Done);
+    }
+    for (pair, options) in pairs.iter().zip(&all) {
         let fit = &pair.manifest().fit;
-        writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
+        let (name, mapper, folder) = (pair.name(), pair.mapper(), options.out.display());
+        writeln!(out, "{name}: {mapper}, k = {}, {} rows, written to {folder}\n", fit.k, fit.rows)?;
         sweep_table(&mut out, fit)?;
-        evidence_table(&mut out, &pair)?;
-        Forecasts::new(&pair, gate.policy()).table(&mut out)?;
+        evidence_table(&mut out, pair)?;
+        Forecasts::new(pair, gate.policy()).table(&mut out)?;
+        if pairs.len() > 1 {
+            writeln!(out)?;
+        }
     }
     Ok(Ending::Done)
 }
@@ -190,6 +240,38 @@ fn too_little_evidence(documents: usize, policy: &Policy) {
 }
 
 impl Args {
+    /// The kinds of mapper to fit.
+    fn mappers(&self) -> Vec<MapperKind> {
+        let Args { width, epochs, batch, seed, .. } = *self;
+        let weighting = if self.uniform { Weighting::Uniform } else { Weighting::Attention };
+        let head_matched = MapperKind::HeadMatched(weighting);
+        let mlp = MapperKind::Mlp(mlp::Settings { width, epochs, batch, seed });
+        match self.mapper {
+            Mapper::Ridge => vec![MapperKind::Ridge],
+            Mapper::HeadMatched => vec![head_matched],
+            Mapper::Mlp => vec![mlp],
+            Mapper::All => vec![MapperKind::Ridge, head_matched, mlp],
+        }
+    }
+
+    /// The options of every mapper to fit, which are one capture's.
+    fn all_options(&self) -> anyhow::Result<Vec<FitOptions>> {
+        let options = self.options()?;
+        let one = |mapper: MapperKind| {
+            let mut one = FitOptions { module: module(&mapper).to_vec(), mapper, ..options.clone() };
+            if matches!(self.mapper, Mapper::All) {
+                one.base = Some(self.out.clone());
+                one.out = self.out.join(one.mapper.name());
+                // Settings of the ridge alone.
+                if one.mapper != MapperKind::Ridge {
+                    (one.joint, one.rank) = (false, None);
+                }
+            }
+            one
+        };
+        Ok(self.mappers().into_iter().map(one).collect())
+    }
+
     fn options(&self) -> anyhow::Result<FitOptions> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -219,6 +301,15 @@ impl Args {
         options.seed = self.seed;
         options.keep_state = self.keep_state;
         Ok(options)
+    }
+}
+
+/// The module that runs a kind of mapper.
+fn module(mapper: &MapperKind) -> &'static [u8] {
+    match mapper {
+        MapperKind::Ridge => RIDGE,
+        MapperKind::HeadMatched(_) => HEAD_MATCHED,
+        MapperKind::Mlp(_) => MLP,
     }
 }
 

@@ -56,10 +56,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let corpora: Vec<String> = fit.corpora.iter().map(|c| format!("{} ({})", c.name, c.file)).collect();
     writeln!(
         out,
-        "fit        {} rows of {} sequences from {}; R² in sample: keys {:.2}, values {:.2}",
+        "fit        {} rows of {} sequences from {}; R² {}: keys {:.2}, values {:.2}",
         fit.rows,
         fit.sequences,
         corpora.join(", "),
+        if fit.training.is_some() { "held out" } else { "in sample" },
         fit.r2_keys,
         fit.r2_values
     )?;

@@ -53,11 +53,13 @@ pub(super) fn capture(
         None => State::new(plan.basis, shape),
     };
     let row_shape = RowShape { source: Extent::of(source.layout()), target: Extent::of(target.layout()) };
-    let wanted = options.mapper.needs_rows();
-    let open = || RowFile::resume(&options.rows_file(), plan.basis, row_shape, &state.log);
+    let wanted = options.wants_rows();
+    // Rows beyond the moments can be added to them, unless the moments are of a hidden state, which rows are not.
+    let sequences = if shape.hidden == 0 { &plan.digests } else { &state.log };
+    let open = || RowFile::resume(&options.rows_file(), plan.basis, row_shape, sequences);
     let rows = wanted.then(open).transpose()?;
-    // Moments that were kept without rows: both models run again, for the rows alone.
-    let first = rows.as_ref().map_or(state.log.len(), RowFile::chunks);
+    // Moments may have been kept without rows, or rows been written after the moments were: the others catch up.
+    let first = rows.as_ref().map_or(state.log.len(), |rows| rows.chunks().min(state.log.len()));
     let mut captured = Captured { state, rows };
     let lengths: Vec<usize> = plan.sequences.iter().map(Vec::len).collect();
     let total = lengths.iter().sum();
@@ -70,12 +72,13 @@ pub(super) fn capture(
             }
             return Err(FitError::Interrupted { stage: Stage::Capture.name(), file });
         }
-        if let Err(error) = sequence(&mut captured, plan.digests[i], tokens, options, source, target) {
-            // Without room for rows there may still be some for the moments of those that are there.
-            if matches!(error, FitError::Rows(_)) && kept < captured.state.log.len() {
-                let _ = captured.save(&file);
+        match &captured.rows {
+            Some(rows) if rows.chunks() > i => {
+                let [[xk, xv], [yk, yv]] = rows.chunk(i)?;
+                let values = Rows { source: &xv, target: &yv };
+                captured.state.add(plan.digests[i], Rows { source: &xk, target: &yk }, values, &[]);
             }
-            return Err(error);
+            _ => sequence(&mut captured, plan.digests[i], tokens, options, source, target)?,
         }
         if clock.elapsed() >= KEEP_EVERY && kept < captured.state.log.len() {
             captured.save(&file)?;
@@ -124,8 +127,7 @@ fn sequence(
     if captured.rows.as_ref().is_none_or(|rows| rows.chunks() > captured.state.log.len()) {
         let keys = Rows { source: &x.keys, target: &y.keys };
         let values = Rows { source: &x.values, target: &y.values };
-        captured.state.moments.add_with(keys, values, &hidden.rows(slots));
-        captured.state.log.push(digest);
+        captured.state.add(digest, keys, values, &hidden.rows(slots));
     }
     Ok(())
 }

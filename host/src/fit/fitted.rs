@@ -1,7 +1,10 @@
 //! What every kind of fit ends as.
 
 use super::{design::RidgeMaps, head_matched::HeadMatched, mlp::Mlp, ridge::LayerMap, rows::Part};
-use crate::{cache::Elem, pair::Tensor};
+use crate::{
+    cache::Elem,
+    pair::{Tensor, TrainingRecord, WeightingRecord},
+};
 
 /// A fitted mapper, as a pair takes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +16,10 @@ pub(super) struct Fitted {
     pub(super) r2: [f64; 2],
     /// Largest jitter that a factorisation needed.
     pub(super) jitter: f64,
+    /// How much rows counted, where not all alike.
+    pub(super) weighting: Option<WeightingRecord>,
+    /// How networks were trained.
+    pub(super) training: Option<TrainingRecord>,
 }
 
 impl Fitted {
@@ -24,6 +31,8 @@ impl Fitted {
             tensors: maps.tensors(elem),
             r2: [mean(|map| map.keys.r2), mean(|map| map.values.r2)],
             jitter: layers.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
+            weighting: None,
+            training: None,
         }
     }
 
@@ -33,6 +42,8 @@ impl Fitted {
             tensors: maps.tensors(elem),
             r2: Part::BOTH.map(|part| maps.r2(part)),
             jitter: maps.jitter(),
+            weighting: maps.weighting(),
+            training: None,
         }
     }
 
@@ -42,6 +53,8 @@ impl Fitted {
             tensors: networks.tensors(elem),
             r2: Part::BOTH.map(|part| networks.r2(part)),
             jitter: 0.0,
+            weighting: None,
+            training: Some(networks.training()),
         }
     }
 }

@@ -14,6 +14,7 @@ mod evidence;
 mod fitted;
 pub mod head_matched;
 pub mod linalg;
+pub mod local;
 mod lock;
 mod log;
 pub mod mlp;
@@ -51,6 +52,7 @@ use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
 use evidence::Bench;
 use fitted::Fitted;
+use local::Heads;
 use lock::Lock;
 use log::Log;
 use moments::Moments;
@@ -89,13 +91,47 @@ pub fn fit(
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
     if !options.keep_state {
-        for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
-            remove(&file)?;
-        }
-        let leftover = |(file, source)| FitError::Leftover { file, source };
-        mlp::kept::remove(&options.networks_folder()).map_err(leftover)?;
+        forget(options)?;
     }
     Ok(pair)
+}
+
+/// Fits several mappers of one pair of models from one capture, each into the `out` of its options, which have one `base`.
+/// Those that an interrupted call had finished are opened instead.
+///
+/// # Errors
+/// As [`fit`], for the first that fails; the pairs before it are written.
+pub fn fit_all(
+    all: &[FitOptions],
+    source: &Model,
+    target: &Model,
+    gate: &Gate,
+    device: &Device,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Vec<Pair>, FitError> {
+    let mut pairs = Vec::with_capacity(all.len());
+    for options in all {
+        // Without a state beside it, what is there is no part of this fit.
+        let pair = if options.out.exists() && options.state_file().exists() {
+            Pair::open(&options.out)?
+        } else {
+            fit(&FitOptions { keep_state: true, spill: true, ..options.clone() }, source, target, gate, device, watch)?
+        };
+        pairs.push(pair);
+    }
+    for options in all.iter().filter(|options| !options.keep_state) {
+        forget(options)?;
+    }
+    Ok(pairs)
+}
+
+/// Removes what a finished fit needs no more.
+fn forget(options: &FitOptions) -> Result<(), FitError> {
+    for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
+        remove(&file)?;
+    }
+    let leftover = |(file, source)| FitError::Leftover { file, source };
+    mlp::kept::remove(&options.networks_folder()).map_err(leftover)
 }
 
 fn solve(
@@ -155,15 +191,9 @@ fn choose(
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
-    let head_dim = source.layout().head_dim;
     let mut candidates = candidates(options, scores, source, target);
-    let rows = |candidate: &Candidate| {
-        let features = match options.mapper {
-            MapperKind::HeadMatched(_) => candidate.k * head_dim,
-            _ => candidate.design.features(&moments.shape()),
-        };
-        enough_rows(candidate.k, features, moments.rows())
-    };
+    let rows =
+        |candidate: &Candidate| enough_rows(candidate.k, candidate.design.features(&moments.shape()), moments.rows());
     if let Some(first) = candidates.first() {
         rows(first)?;
     }
@@ -195,6 +225,7 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
         rank => vec![rank],
     };
     let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    let heads = Heads { source: source.layout().kv_heads, target: target.layout().kv_heads };
     let mut candidates = Vec::new();
     for &k in &ks {
         for &rank in &ranks {
@@ -203,8 +234,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
                 native_layers: options.native_layers,
                 layers,
                 joint: options.joint,
-                hidden: options.native_layers > 0,
+                hidden: options.native_layers > 0 && options.mapper == MapperKind::Ridge,
                 rank,
+                heads: matches!(options.mapper, MapperKind::HeadMatched(_)).then_some(heads),
             };
             candidates.extend(factors.iter().map(|factor| {
                 let lambda = Lambda { value: factor * options.lambda.value, ..options.lambda };
@@ -268,6 +300,8 @@ fn draft(
         r2_values: fitted.r2[1],
         jitter: fitted.jitter,
         lambda: chosen.lambda,
+        weighting: fitted.weighting.clone(),
+        training: fitted.training.clone(),
         sweep,
         corpora: plan.corpora.clone(),
     };

@@ -461,6 +461,10 @@ mod tests {
             (0..6).for_each(|j| close(cross.row(i)[j], covariance(&x, &y, (12, a), (12, 6 + j))));
         }
         (0..6).for_each(|j| close(side.target_variance(1)[j], covariance(&y, &y, (12, 6 + j), (12, 6 + j))));
+        let mean = x.chunks_exact(12).map(|row| f64::from(row[9])).sum::<f64>() / 500.0;
+        assert!((side.source_mean(&layers)[1] - mean).abs() < 1e-6);
+        assert_eq!(side.source_columns(2, 1..3).row(0)[1], source.row(1)[2]);
+        assert_eq!(side.cross_columns((0, 1..2), (1, 2..4)).row(0), &cross.row(5)[2..4]);
         // Keys with values, the hidden state with either, and the keys of a target layer from all of it.
         let (joint, blocks) = (moments.joint(), [6, 1, 4]);
         let (source, cross) = (joint.source(&blocks), joint.cross(&blocks, 1));
@@ -485,10 +489,6 @@ mod tests {
                 );
             });
         }
-        let mean = x.chunks_exact(12).map(|row| f64::from(row[9])).sum::<f64>() / 500.0;
-        assert!((side.source_mean(&layers)[1] - mean).abs() < 1e-6);
-        assert_eq!(side.source_columns(2, 1..3).row(0)[1], source.row(1)[2]);
-        assert_eq!(side.cross_columns((0, 1..2), (1, 2..4)).row(0), &cross.row(5)[2..4]);
     }
 
     #[test]

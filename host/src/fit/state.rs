@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     linalg::Matrix,
-    moments::{MomentShape, Moments, Sums},
+    moments::{MomentShape, Moments, Rows, Sums},
 };
 
 /// Version of the file's form.
@@ -95,6 +95,12 @@ impl State {
     /// Nothing captured yet.
     pub fn new(basis: Digest, shape: MomentShape) -> State {
         State { basis, log: Vec::new(), moments: Moments::new(shape) }
+    }
+
+    /// Adds the rows of a sequence.
+    pub(super) fn add(&mut self, sequence: Digest, keys: Rows<'_>, values: Rows<'_>, hidden: &[f32]) {
+        self.moments.add_with(keys, values, hidden);
+        self.log.push(sequence);
     }
 
     /// Writes the state beside `file` and renames it there.
@@ -318,7 +324,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fit::moments::Rows, measure::random::Random};
+    use crate::measure::random::Random;
 
     const SHAPE: MomentShape =
         MomentShape { source_layers: 2, source_width: 3, target_layers: 2, target_width: 4, hidden: 0 };
@@ -327,8 +333,8 @@ mod tests {
         let mut random = Random::new(seed);
         let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| random.normal() as f32).collect() };
         let (x, y, v, u) = (normal(7 * 6), normal(7 * 8), normal(7 * 6), normal(7 * 8));
-        state.moments.add(Rows { source: &x, target: &y }, Rows { source: &v, target: &u });
-        state.log.push(Digest::of(&seed.to_le_bytes()));
+        let (keys, values) = (Rows { source: &x, target: &y }, Rows { source: &v, target: &u });
+        state.add(Digest::of(&seed.to_le_bytes()), keys, values, &[]);
     }
 
     fn sequences(count: u64) -> Vec<Digest> {

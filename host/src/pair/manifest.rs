@@ -38,7 +38,7 @@ pub struct Identity {
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
     /// First layers that the target computes itself, for every token; the others are mapped.
-    #[serde(default, skip_serializing_if = "super::check::is_zero")]
+    #[serde(default, skip_serializing_if = "super::kinds::is_zero")]
     pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,
@@ -130,7 +130,8 @@ pub struct FitRecord {
     pub sequences: usize,
     /// Rows: tokens that the moments are over.
     pub rows: u64,
-    /// Mean in-sample R² of the keys over target layers; a diagnostic.
+    /// Mean R² of the keys over target layers: in-sample where they were solved for, on sequences held out where a network was
+    /// trained. A diagnostic.
     pub r2_keys: f64,
     /// The same of the values.
     pub r2_values: f64,
@@ -138,11 +139,46 @@ pub struct FitRecord {
     pub jitter: f64,
     /// λ and what it multiplies.
     pub lambda: Lambda,
+    /// How much rows counted, where not all alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weighting: Option<WeightingRecord>,
+    /// How networks were trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
     /// How k was chosen, where it was not given: each candidate's cosine on selection documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweep: Vec<SweepPoint>,
     /// The texts and their split.
     pub corpora: Vec<CorpusRecord>,
+}
+
+/// Attention-weighted rows: `w = 1 + α (r − 1)`, α of each head's keys and values as large as the effective number of rows
+/// allows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightingRecord {
+    /// Mean α over layers, heads, keys and values.
+    pub alpha_mean: f64,
+    /// The least.
+    pub alpha_least: f64,
+    /// The least of Kish's effective numbers of rows.
+    pub effective_rows_least: f64,
+}
+
+/// A training of networks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingRecord {
+    /// Units of a hidden layer.
+    pub width: usize,
+    /// Times that the rows were gone through, at most.
+    pub epochs: usize,
+    /// Mean number of epochs behind the weights that were kept.
+    pub epochs_kept: f64,
+    /// Rows of a step.
+    pub batch: usize,
+    /// Sequences held out to stop by.
+    pub held_out: usize,
 }
 
 /// One candidate of the sweep, on the selection documents.

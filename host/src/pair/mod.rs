@@ -6,6 +6,7 @@
 
 mod check;
 mod error;
+mod kinds;
 mod manifest;
 mod name;
 mod summary;
@@ -25,11 +26,11 @@ use crate::{
     sandbox::{HostError, Module, Sandbox, SandboxError, SandboxLimits},
 };
 
-pub use check::RidgeSettings;
 pub use error::PairError;
+pub use kinds::{MlpSettings, RidgeSettings};
 pub use manifest::{
     CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    WeightsRecord,
+    TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use weights::{Tensor, encode as encode_weights, rounded};

@@ -68,6 +68,8 @@ fn draft(elem: Elem) -> Draft {
         r2_values: 0.5,
         jitter: 0.0,
         lambda: Lambda::default(),
+        weighting: None,
+        training: None,
         sweep: vec![SweepPoint {
             k: 2,
             lambda: 0.01,
@@ -176,8 +178,8 @@ fn unknown_fields_and_newer_formats() {
     replace(&manifest, "head = 4", "head = 4\nheadroom = 5");
     refused(&folder, &[MANIFEST, "headroom"]);
     replace(&manifest, "headroom = 5", "");
-    replace(&manifest, "format = 2", "format = 3\nsomething_new = true");
-    refused(&folder, &[MANIFEST, "identity.format", "found 3", "expected 2"]);
+    replace(&manifest, "format = 3", "format = 4\nsomething_new = true");
+    refused(&folder, &[MANIFEST, "identity.format", "found 4", "expected 3"]);
 }
 
 /// Evidence of before its precision was kept is of no use, and says what is.
@@ -189,8 +191,8 @@ fn evidence_without_its_precision() {
     replace(&evidence, "  \"precision\": \"dequantised\",\n", "");
     replace(&manifest, &before, &Digest::of(&fs::read(&evidence).unwrap()).to_string());
     refused(&folder, &[EVIDENCE, "missing field `precision`", "fit the pair again"]);
-    replace(&manifest, "format = 2", "format = 1");
-    refused(&folder, &[MANIFEST, "identity.format", "found 1", "expected 2", "fit the pair again"]);
+    replace(&manifest, "format = 3", "format = 2");
+    refused(&folder, &[MANIFEST, "identity.format", "found 2", "expected 3", "fit the pair again"]);
 }
 
 #[test]

@@ -83,6 +83,8 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         r2_values: 0.0,
         jitter: 0.0,
         lambda: Lambda::default(),
+        weighting: None,
+        training: None,
         sweep: vec![],
         corpora: vec![],
     };

@@ -145,6 +145,14 @@ fn settings_that_do_not_fit_are_declined_with_the_reason() {
         (r#"{"layers": [[0], [1]], "lambda": 1}"#, "settings: unknown field `lambda`"),
         (r#"{"layers": [[0], [-1]]}"#, "settings: invalid value"),
         (r#"{"layers": [[0]]}"#, "settings.layers: found 1 entries, expected one per target layer that is mapped (2)"),
+        (
+            r#"{"layers": [[0], [1]], "hidden": true}"#,
+            "settings.hidden: found true, expected a pair with native layers",
+        ),
+        (
+            r#"{"layers": [[0], [1]], "rank": 2}"#,
+            "settings.rank: found a projection, expected every target layer to read",
+        ),
         (r#"{"layers": [[0], []]}"#, "settings.layers[1]: found no source layer"),
         (r#"{"layers": [[0], [3]]}"#, "settings.layers[1]: found source layer 3, expected less than 3"),
         (r#"{"layers": [[0], [1, 0, 1]]}"#, "settings.layers[1]: found source layer 1 twice"),

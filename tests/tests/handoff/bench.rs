@@ -82,6 +82,8 @@ impl Recipe {
             r2_values: 1.0,
             jitter: 0.0,
             lambda: Lambda { value: 0.0, convention: LambdaConvention::Sum },
+            weighting: None,
+            training: None,
             sweep: vec![],
             corpora: vec![],
         };

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cache::Elem,
-    pair::{RidgeSettings, Tensor, rounded},
+    pair::{RidgeSettings, Tensor, WeightingRecord, rounded},
 };
 use sums::Sums;
 
@@ -85,6 +85,7 @@ impl LayerMaps {
 pub struct HeadMatched {
     /// Target layers, ascending.
     pub layers: Vec<LayerMaps>,
+    weighting: Weighting,
 }
 
 impl HeadMatched {
@@ -124,6 +125,16 @@ impl HeadMatched {
     /// Largest jitter that a factorisation needed; 0 in the ordinary case.
     pub fn jitter(&self) -> f64 {
         self.heads().map(|head| head.map.jitter).fold(0.0, f64::max)
+    }
+
+    /// How the rows were weighted; `None` where all counted alike.
+    pub fn weighting(&self) -> Option<WeightingRecord> {
+        let least = |value: fn(&HeadMap) -> f64| self.heads().map(value).fold(f64::INFINITY, f64::min);
+        (self.weighting == Weighting::Attention).then(|| WeightingRecord {
+            alpha_mean: self.heads().map(|head| head.alpha).sum::<f64>() / self.heads().count() as f64,
+            alpha_least: least(|head| head.alpha),
+            effective_rows_least: least(|head| head.effective_rows),
+        })
     }
 
     /// The maps of all heads, keys and values.
@@ -173,7 +184,7 @@ pub fn fit(
         layers.extend(fit_group(rows, group, lambda, weighting, &mut step)?);
     }
     let _ = watch(Progress { stage: Stage::Solve, done: total, total });
-    Ok(HeadMatched { layers })
+    Ok(HeadMatched { layers, weighting })
 }
 
 fn fit_group(

@@ -7,7 +7,7 @@ use crate::fit::rows::RowShape;
 #[derive(Debug)]
 pub(super) struct Split {
     training: Vec<usize>,
-    held_out: Vec<usize>,
+    pub(super) held_out: Vec<usize>,
 }
 
 impl Split {

@@ -9,9 +9,11 @@
 //! Memory: [`WINDOW`] bytes of rows for the keys and as many for the values, whatever there is on disk, and once more for the
 //! sequences held out.
 
+mod adam;
 mod data;
 pub(super) mod kept;
 mod network;
+mod product;
 
 use std::{io, ops::ControlFlow, path::Path, path::PathBuf};
 
@@ -22,7 +24,7 @@ use super::{
 use crate::{
     cache::Elem,
     measure::random::Random,
-    pair::{Tensor, rounded},
+    pair::{MlpSettings, Tensor, TrainingRecord, rounded},
 };
 use data::{Data, Split};
 use kept::Kept;
@@ -55,7 +57,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { width: 128, epochs: 20, batch: 512, seed: 1 }
+        Settings { width: 128, epochs: 20, batch: 128, seed: 1 }
     }
 }
 
@@ -149,20 +151,31 @@ impl LayerNetworks {
 pub struct Mlp {
     /// Target layers, ascending.
     pub layers: Vec<LayerNetworks>,
+    settings: Settings,
+    /// KV heads of the target.
     heads: usize,
-    width: usize,
+    /// Sequences held out.
+    held_out: usize,
 }
 
 impl Mlp {
     /// The module's settings.
     pub fn settings(&self) -> String {
-        let layers: Vec<&[usize]> = self.layers.iter().map(|layer| layer.sources.as_slice()).collect();
-        serde_json::json!({ "layers": layers, "width": self.width }).to_string()
+        let layers = self.layers.iter().map(|layer| layer.sources.clone()).collect();
+        MlpSettings { layers, width: self.settings.width }.to_json()
     }
 
     /// Mean R² over target layers on the sequences held out.
     pub fn r2(&self, part: Part) -> f64 {
         self.layers.iter().map(|layer| layer.part(part).r2).sum::<f64>() / self.layers.len() as f64
+    }
+
+    /// How it was trained.
+    pub fn training(&self) -> TrainingRecord {
+        let Settings { width, epochs, batch, seed: _ } = self.settings;
+        let kept = self.layers.iter().flat_map(|layer| [layer.keys.epochs, layer.values.epochs]);
+        let epochs_kept = kept.sum::<usize>() as f64 / (2 * self.layers.len()) as f64;
+        TrainingRecord { width, epochs, epochs_kept, batch, held_out: self.held_out }
     }
 
     /// Per target layer, part and group of G heads `layers.{l}.{p}.{g}.in.weight` `[G, in, H]`, `.in.bias` `[G · H]`, `.mid.weight`
@@ -177,8 +190,9 @@ impl Mlp {
         let (network, heads) = (layer.part(part), self.heads);
         let inputs = network.source_mean.len();
         let outputs = network.biases[2].len() / heads;
-        let shapes = [(inputs, self.width), (self.width, self.width), (self.width, outputs)];
-        let group = group(heads, inputs, self.width, outputs);
+        let shapes =
+            [(inputs, self.settings.width), (self.settings.width, self.settings.width), (self.settings.width, outputs)];
+        let group = group(heads, inputs, self.settings.width, outputs);
         let mut tensors = Vec::new();
         for (g, start) in (0..heads).step_by(group).enumerate() {
             let count = group.min(heads - start);
@@ -187,7 +201,7 @@ impl Mlp {
                 let weight = rounded(numbers.iter().map(|&w| f64::from(w)), elem);
                 let mut bias = network.biases[i][start * cols..(start + count) * cols].to_vec();
                 if i == 0 {
-                    uncentre(&mut bias, &weight, &network.source_mean, self.width);
+                    uncentre(&mut bias, &weight, &network.source_mean, self.settings.width);
                 }
                 let name = |tensor: &str| format!("layers.{}.{}.{g}.{product}.{tensor}", layer.layer, part.letter());
                 let shape = vec![count, rows, cols];
@@ -209,14 +223,14 @@ fn uncentre(bias: &mut [f32], weight: &[f32], mean: &[f64], width: usize) {
     }
 }
 
-/// Heads whose tensors go together.
-fn group(heads: usize, inputs: usize, width: usize, outputs: usize) -> usize {
+/// Heads whose tensors go together; the last group may have fewer.
+pub(crate) fn group(heads: usize, inputs: usize, width: usize, outputs: usize) -> usize {
     (LARGEST_TENSOR / head_bytes(inputs, width, outputs)).clamp(1, heads)
 }
 
 /// Bytes of one head's largest tensor.
 fn head_bytes(inputs: usize, width: usize, outputs: usize) -> usize {
-    4 * width * inputs.max(width).max(outputs)
+    (4 * width).saturating_mul(inputs.max(width).max(outputs))
 }
 
 /// Trains the last `selection.len()` layers of the target (the ones before are native), each from its source layers. Finished
@@ -267,7 +281,8 @@ pub fn fit(
     }
     let total = selection.len() * settings.epochs;
     let _ = watch(Progress { stage: Stage::Train, done: total, total });
-    Ok(Mlp { layers, heads: shape.target.kv_heads, width: settings.width })
+    let held_out = split.held_out.len();
+    Ok(Mlp { layers, settings: settings.clone(), heads: shape.target.kv_heads, held_out })
 }
 
 /// One target layer, keys and values side by side.

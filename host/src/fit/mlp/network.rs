@@ -1,15 +1,13 @@
 //! The networks of all heads of one target layer's keys or values, in training.
 
 use candle_core::{Device, Tensor, Var};
-use candle_nn::{AdamW, Optimizer as _, ParamsAdamW};
 
 use super::{
     EpochError, Network, PATIENCE, Random, Settings,
+    adam::Adam,
     data::{Data, Window},
+    product::product,
 };
-
-/// As published.
-const LEARNING_RATE: f64 = 1e-3;
 
 /// Rows that are looked at together where nothing is learnt.
 const ROWS: usize = 4_096;
@@ -42,7 +40,7 @@ pub(super) struct Trainer<'a> {
     batch: usize,
     random: Random,
     parameters: Parameters,
-    optimiser: AdamW,
+    optimiser: Adam,
     best: Best,
 }
 
@@ -65,8 +63,7 @@ impl<'a> Trainer<'a> {
             outputs: data.target.mean.len() / data.heads(),
         };
         let parameters = Parameters::draw(sizes, &mut random)?;
-        let adam = ParamsAdamW { lr: LEARNING_RATE, weight_decay: 0.0, ..ParamsAdamW::default() };
-        let optimiser = AdamW::new(parameters.all().to_vec(), adam)?;
+        let optimiser = Adam::new(&parameters.all());
         let best = Best { loss: f64::INFINITY, epoch: 0, epochs_since: 0, numbers: Vec::new(), r2: 0.0 };
         Ok(Trainer { data, sizes, batch: settings.batch, random, parameters, optimiser, best })
     }
@@ -90,7 +87,7 @@ impl<'a> Trainer<'a> {
                 // The mean over rows and coordinates, summed over heads: each trains as if it were alone.
                 let loss =
                     ((parameters.forward(&x, sizes)? - y)?.sqr()?.sum_all()? / (rows.len() * sizes.outputs) as f64)?;
-                optimiser.backward_step(&loss)?;
+                optimiser.step(&loss.backward()?)?;
             }
             Ok::<_, EpochError>(())
         })?;
@@ -195,7 +192,7 @@ impl Parameters {
     /// `[rows, in]` to `[heads, rows, d_t]`.
     fn forward(&self, x: &Tensor, Sizes { heads, width, .. }: Sizes) -> candle_core::Result<Tensor> {
         let [first, second, third] = &self.biases;
-        let hidden = x.matmul(&self.first)?.broadcast_add(first)?.relu()?;
+        let hidden = product(x, &self.first)?.broadcast_add(first)?.relu()?;
         let hidden = hidden.reshape((x.dim(0)?, heads, width))?.transpose(0, 1)?.contiguous()?;
         let hidden = hidden.matmul(&self.second)?.broadcast_add(second)?.relu()?;
         hidden.matmul(&self.third)?.broadcast_add(third)

@@ -119,8 +119,8 @@ pub enum RowsError {
     },
     /// The file can't be written: a full disk, most often.
     #[error(
-        "{}: can't be written: {source}; {needed} bytes for the next sequence: make room or choose an --out on another disk, and \
-         run the same command again; the {kept} sequences before it are kept",
+        "{}: can't be written: {source}; {needed} bytes for the next sequence: make room and run the same command again, or choose \
+         an --out on another disk; the {kept} sequences before it are kept",
         file.display()
     )]
     Write {
@@ -305,6 +305,27 @@ impl RowFile {
     pub fn digest(&self) -> Digest {
         let heads: Vec<u8> = self.chunks.iter().flat_map(|head| head.seal).collect();
         Digest::of(&heads)
+    }
+
+    /// A chunk as it was captured: keys and values of the source, and of the target.
+    ///
+    /// # Errors
+    /// As [`RowFile::read`].
+    pub fn chunk(&self, chunk: usize) -> Result<[[Vec<f32>; 2]; 2], RowsError> {
+        let all = |of: Of, extent: Extent, part: Part| {
+            let (width, columns) = (extent.width(), extent.layers * extent.width());
+            let mut rows = vec![0.0; self.rows_of(chunk) * columns];
+            for layer in 0..extent.layers {
+                let section = self.read(chunk, of, part, layer)?;
+                for (row, from) in rows.chunks_exact_mut(columns).zip(section.chunks_exact(width)) {
+                    row[layer * width..(layer + 1) * width].copy_from_slice(from);
+                }
+            }
+            Ok(rows)
+        };
+        let RowShape { source, target } = self.shape;
+        let both = |of, extent| Ok([all(of, extent, Part::Keys)?, all(of, extent, Part::Values)?]);
+        Ok([both(Of::Source, source)?, both(Of::Target, target)?])
     }
 
     /// One layer's section of one chunk.

@@ -56,6 +56,7 @@ fn append(rows: &mut RowFile, seeds: std::ops::Range<u64>) {
 fn check(rows: &RowFile) {
     for chunk in 0..rows.chunks() {
         let captured = Captured::new(chunk as u64);
+        assert_eq!(rows.chunk(chunk).unwrap(), [captured.source.clone(), captured.target.clone()]);
         for part in Part::BOTH {
             for (of, numbers, layers, width) in
                 [(Of::Source, &captured.source, 2, 3), (Of::Target, &captured.target, 3, 4)]
