@@ -13,7 +13,7 @@ use crate::{
         mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::{FitRecord, Pair, check_name},
+    pair::{AblationPoint, EndsPoint, FitRecord, Pair, check_name},
     sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
@@ -95,10 +95,13 @@ pub(super) struct Args {
     /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
     #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
     rank: Option<usize>,
-    /// Choose λ along with k (and the rank): from a hundredth to ten times the given one, on the selection documents; prints
-    /// what was found of each
+    /// Choose λ along with k (and the rank), from a hundredth to ten times the given one, and then the native ends, all on the
+    /// selection documents; prints what was found of each
     #[arg(long)]
     sweep: bool,
+    /// Find out what each part of the fit is worth: leave it out or put it wrong, and try that on the selection documents
+    #[arg(long)]
+    ablate: bool,
     /// Source layers per target layer [default: chosen on documents kept for it]
     #[arg(long, value_name = "K")]
     k: Option<usize>,
@@ -191,6 +194,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         let (name, mapper, folder) = (pair.name(), pair.mapper(), options.out.display());
         writeln!(out, "{name}: {mapper}, k = {}, {} rows, written to {folder}\n", fit.k, fit.rows)?;
         sweep_table(&mut out, fit)?;
+        ends_table(&mut out, pair)?;
+        ablation_table(&mut out, fit)?;
         evidence_table(&mut out, pair)?;
         Forecasts::new(pair, gate.policy()).table(&mut out)?;
         if pairs.len() > 1 {
@@ -224,6 +229,33 @@ fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
             point.cosine_mean,
             point.cosine_worst_layer
         )?;
+    }
+    writeln!(out)
+}
+
+/// What the native ends are worth and cost, the chosen ones marked.
+fn ends_table(out: &mut impl Write, pair: &Pair) -> std::io::Result<()> {
+    let points = &pair.manifest().fit.ends;
+    let Some(first) = points.first() else { return Ok(()) };
+    writeln!(out, "native ends on the same documents (re-prefill {:.0} ms):", first.reprefill_ms)?;
+    writeln!(out, "    {:>4} {:>4} {:>9} {:>9} {:>10}", "head", "tail", "KL, nats", "agreement", "handoff")?;
+    for EndsPoint { head, tail, kl_nats, agreement, handoff_ms, .. } in points {
+        let mark = if (*head, *tail) == (pair.head(), pair.tail()) { "*" } else { " " };
+        writeln!(out, "  {mark} {head:>4} {tail:>4} {kl_nats:>9.3} {agreement:>9.2} {handoff_ms:>7.1} ms")?;
+    }
+    writeln!(out)
+}
+
+/// What each part of the fit is worth.
+fn ablation_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
+    let Some(first) = fit.ablations.first() else { return Ok(()) };
+    writeln!(out, "ablations on {} documents that are used for choices alone:", first.documents)?;
+    writeln!(out, "  {:<44} {:>9} {:>9} {:>7} {:>11}", "arm", "KL, nats", "agreement", "cosine", "worst layer")?;
+    let shown = |value: Option<f64>, places: usize| value.map_or("-".to_owned(), |value| format!("{value:.places$}"));
+    for AblationPoint { arm, kl_nats, agreement, cosine_mean, cosine_worst_layer, .. } in &fit.ablations {
+        let (kl, agreement) = (shown(*kl_nats, 3), shown(*agreement, 2));
+        let (cosine, worst) = (shown(*cosine_mean, 3), shown(*cosine_worst_layer, 3));
+        writeln!(out, "  {arm:<44} {kl:>9} {agreement:>9} {cosine:>7} {worst:>11}")?;
     }
     writeln!(out)
 }
@@ -294,6 +326,7 @@ impl Args {
         options.joint = self.joint;
         options.rank = self.rank;
         options.sweep = self.sweep;
+        options.ablate = self.ablate;
         options.lambda = Lambda { value: self.lambda, convention: self.lambda_convention };
         options.elem = self.weights;
         options.selection = self.selection;

@@ -28,6 +28,8 @@ use crate::{
 pub(super) struct Trial {
     /// Source rows of the slots that are mapped.
     content: Content,
+    /// Source keys as they lie in the cache, for the arms that leave the rotation alone.
+    rotated: Vec<f32>,
     /// The target's hidden state there, where the fit has one.
     hidden: Vec<f32>,
     slots: Slots,
@@ -54,30 +56,50 @@ impl Trial {
         let mut observers = All(vec![&mut queries, &mut hidden]);
         let native = target.prefill(tokens, PrefillOptions { observer: Some(&mut observers), ..options() })?.cache;
         let content = Content::read(from.planes(), from.positions(), slots);
-        Ok(Trial { content, hidden: hidden.rows(slots), slots, native, queries })
+        let layout = source.layout();
+        let rotation = Rotation::new(&layout.rope, &from.positions()[slots.start..slots.end]);
+        let mut rotated = content.keys.clone();
+        for (i, row) in rotated.chunks_exact_mut(layout.layers * layout.width()).enumerate() {
+            row.chunks_exact_mut(layout.head_dim).for_each(|head| rotation.apply(i, head));
+        }
+        Ok(Trial { content, rotated, hidden: hidden.rows(slots), slots, native, queries })
     }
 
     /// Attention-output cosines with the middle mapped.
     fn cosines(&self, maps: &RidgeMaps, shape: &MomentShape) -> Cosines {
+        self.cosines_with(maps, shape, Rotations::Handled, None)
+    }
+
+    /// The same where the rotation may be left as it is, and the rows may be another document's.
+    pub(super) fn cosines_with(
+        &self,
+        maps: &RidgeMaps,
+        shape: &MomentShape,
+        rotations: Rotations,
+        other: Option<&Trial>,
+    ) -> Cosines {
+        let rows = other.unwrap_or(self);
         let mut planes = self.native.planes().clone();
         let layout = planes.layout().clone();
         let rotation = Rotation::new(&layout.rope, &self.native.positions()[self.slots.start..self.slots.end]);
         let d = layout.head_dim;
         let projected = [Side::Keys, Side::Values].map(|side| {
             let sources = maps.design.layers.first().map(Vec::as_slice).unwrap_or_default();
-            maps.projection(side).map(|map| self.apply(map, &self.features(&maps.design, side, sources, shape)))
+            maps.projection(side).map(|map| apply(map, &rows.features(&maps.design, side, sources, shape, rotations)))
         });
         for (mapped, map) in maps.layers.iter().enumerate() {
             let predict = |side: Side, affine: &AffineMap, projected: &Option<Vec<f32>>| match projected {
-                Some(projected) => self.apply(affine, projected),
-                None => self.apply(affine, &self.features(&maps.design, side, &map.sources, shape)),
+                Some(projected) => apply(affine, projected),
+                None => apply(affine, &rows.features(&maps.design, side, &map.sources, shape, rotations)),
             };
             let mut keys = predict(Side::Keys, &map.keys, &projected[0]);
             let values = predict(Side::Values, &map.values, &projected[1]);
             for (row, slot) in (self.slots.start..self.slots.end).enumerate() {
                 for head in 0..layout.kv_heads {
                     let (at, offset) = (row * layout.width() + head * d, planes.offset(head, slot));
-                    rotation.apply(row, &mut keys[at..at + d]);
+                    if rotations == Rotations::Handled {
+                        rotation.apply(row, &mut keys[at..at + d]);
+                    }
                     let kv = planes.layer_mut(maps.design.native_layers + mapped);
                     kv.k.write(offset, &keys[at..at + d]);
                     kv.v.write(offset, &values[at..at + d]);
@@ -88,14 +110,25 @@ impl Trial {
     }
 
     /// The rows of a target layer's features, `[rows, features]`.
-    fn features(&self, design: &Design, side: Side, sources: &[usize], shape: &MomentShape) -> Vec<f32> {
+    fn features(
+        &self,
+        design: &Design,
+        side: Side,
+        sources: &[usize],
+        shape: &MomentShape,
+        rotations: Rotations,
+    ) -> Vec<f32> {
+        let keys = match rotations {
+            Rotations::Handled => &self.content.keys,
+            Rotations::Ignored => &self.rotated,
+        };
         let (width, columns) = (shape.source_width, shape.source_columns());
         let blocks = design.blocks(side, sources, shape);
         let mut features = Vec::new();
         for row in 0..self.slots.end - self.slots.start {
             for &block in &blocks {
                 let (from, at, width) = match block.checked_sub(shape.source_layers) {
-                    None => (&self.content.keys, row * columns + block * width, width),
+                    None => (keys, row * columns + block * width, width),
                     Some(layer) if layer < shape.source_layers => {
                         (&self.content.values, row * columns + layer * width, width)
                     }
@@ -106,16 +139,25 @@ impl Trial {
         }
         features
     }
+}
 
-    fn apply(&self, map: &AffineMap, features: &[f32]) -> Vec<f32> {
-        let (inputs, outputs) = (map.weight.rows(), map.weight.cols());
-        let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
-        let count = features.len() / inputs;
-        let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
-        let (x, w) = (View::rows(features, count, inputs, inputs), View::rows(&weight, inputs, outputs, outputs));
-        multiply(&mut y, outputs, 1.0, 1.0, x, w);
-        y
-    }
+fn apply(map: &AffineMap, features: &[f32]) -> Vec<f32> {
+    let (inputs, outputs) = (map.weight.rows(), map.weight.cols());
+    let weight: Vec<f32> = map.weight.as_slice().iter().map(|&w| w as f32).collect();
+    let count = features.len() / inputs;
+    let mut y: Vec<f32> = map.bias.iter().map(|&b| b as f32).collect::<Vec<_>>().repeat(count);
+    let (x, w) = (View::rows(features, count, inputs, inputs), View::rows(&weight, inputs, outputs, outputs));
+    multiply(&mut y, outputs, 1.0, 1.0, x, w);
+    y
+}
+
+/// What is made of the rotation of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rotations {
+    /// Stripped before the map, applied behind it.
+    Handled,
+    /// Left as it is.
+    Ignored,
 }
 
 /// One design and penalty to be tried.

@@ -36,6 +36,20 @@ impl Fitted {
         }
     }
 
+    /// The same with every target head's maps in the place of the head before: the control that has everything but the heads.
+    pub(super) fn shifted(&self, kv_heads: usize) -> Fitted {
+        let mut fitted = self.clone();
+        for tensor in fitted.tensors.iter_mut().filter(|tensor| tensor.name.starts_with("layers.")) {
+            // Of `[heads, rows, d]` whole heads, of `[rows, heads · d]` and `[heads · d]` columns.
+            let row = match tensor.shape.as_slice() {
+                [_, _, _] => tensor.numbers.len(),
+                shape => shape.last().copied().unwrap_or(1),
+            };
+            tensor.numbers.chunks_exact_mut(row).for_each(|row| row.rotate_left(row.len() / kv_heads));
+        }
+        fitted
+    }
+
     pub(super) fn head_matched(maps: &HeadMatched, elem: Elem) -> Fitted {
         Fitted {
             settings: maps.settings(),

@@ -3,12 +3,14 @@
 //! Reading order: [`fit`], [`moments`], [`select`], [`ridge`]. Documents to calibrate, to choose k and to measure on are
 //! disjoint. Interrupted and called again with the same options, a fit goes on from what it had captured and measured.
 
+mod ablate;
 pub mod attention;
 mod capture;
 mod choose;
 mod content;
 pub mod corpus;
 pub mod design;
+mod ends;
 mod error;
 mod evidence;
 mod fitted;
@@ -43,10 +45,11 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
-        WeightsRecord,
+        self, AblationPoint, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair,
+        PairError, SweepPoint, WeightsRecord,
     },
 };
+use ablate::Ablation;
 use capture::Captured;
 use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
@@ -85,8 +88,32 @@ pub fn fit(
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
     let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
-    let draft = draft(options, &plan, state.moments.rows(), &fitted, (&chosen, sweep), source, target)?;
-    drop((fitted, state, rows));
+    let captured = state.moments.rows();
+    let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
+        let options = FitOptions { head, tail, ..options.clone() };
+        draft(&options, &plan, captured, fitted, (&chosen, found), source, target)
+    };
+    let tools = ends::Tools { gate, device, source, target };
+    let mut found = Found { sweep: &sweep, ends: &[], ablations: &[] };
+    let ablations = match &rows {
+        Some(rows) if options.ablate => {
+            let try_out = |fitted: &Fitted, head, tail| make(fitted, (head, tail), Found::default());
+            let (plan, moments, scores, chosen) = (&plan, &state.moments, &scores, &chosen);
+            Ablation { tools, options, plan, moments, rows, scores, chosen, draft: &try_out }.run(watch)?
+        }
+        _ => Vec::new(),
+    };
+    found.ablations = &ablations;
+    drop((state, rows));
+    let (ends, points);
+    if options.sweep {
+        let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
+        (ends, points) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
+        found.ends = &points;
+    } else {
+        ends = (options.head, options.tail);
+    }
+    let draft = make(&fitted, ends, found)?;
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -263,12 +290,20 @@ fn step(
     if stopped { Err(FitError::Stopped { stage: stage.name() }) } else { Ok(()) }
 }
 
+/// What was found out on the way.
+#[derive(Clone, Copy, Default)]
+struct Found<'a> {
+    sweep: &'a [SweepPoint],
+    ends: &'a [EndsPoint],
+    ablations: &'a [AblationPoint],
+}
+
 fn draft(
     options: &FitOptions,
     plan: &Plan,
     rows: u64,
     fitted: &Fitted,
-    (chosen, sweep): (&Candidate, Vec<SweepPoint>),
+    (chosen, found): (&Candidate, Found<'_>),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
@@ -302,7 +337,9 @@ fn draft(
         lambda: chosen.lambda,
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
-        sweep,
+        sweep: found.sweep.to_vec(),
+        ends: found.ends.to_vec(),
+        ablations: found.ablations.to_vec(),
         corpora: plan.corpora.clone(),
     };
     let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };

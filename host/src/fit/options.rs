@@ -48,7 +48,8 @@ pub struct FitOptions {
     pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
-    /// Whether λ is chosen along with k, and the rank where there is one: from a few around the given ones.
+    /// Whether λ is chosen along with k, and the rank where there is one, from a few around the given ones; and then the native
+    /// ends.
     pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
@@ -62,6 +63,8 @@ pub struct FitOptions {
     pub mapper: MapperKind,
     /// The mapper module's component.
     pub module: Vec<u8>,
+    /// Whether to find out, on the selection documents, what each part of the fit is worth.
+    pub ablate: bool,
     /// What is captured is kept beside this rather than beside `out`: where several mappers are fitted from one capture.
     pub base: Option<PathBuf>,
     /// Whether rows are spilled to disk even where this mapper does not need them, for another one that will.
@@ -96,6 +99,7 @@ impl FitOptions {
             seed: 1,
             mapper: MapperKind::Ridge,
             module,
+            ablate: false,
             base: None,
             spill: false,
             keep_state: false,
@@ -127,7 +131,7 @@ impl FitOptions {
 
     /// Whether the capture spills rows.
     pub(super) fn wants_rows(&self) -> bool {
-        self.spill || self.mapper.needs_rows()
+        self.spill || self.ablate || self.mapper.needs_rows()
     }
 
     /// The file that keeps other fits out of this place.
@@ -145,7 +149,7 @@ impl FitOptions {
 
     /// Whether there is something to be chosen on selection documents.
     pub(super) fn chooses(&self) -> bool {
-        self.sweep || (self.k.is_none() && self.rank.is_none())
+        self.sweep || self.ablate || (self.k.is_none() && self.rank.is_none())
     }
 
     /// Settings that other mappers don't have.
@@ -252,6 +256,10 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
+    /// The native ends are chosen; a step is a document or a choice.
+    Ends,
+    /// Parts of the fit are left out or put wrong; a step is an arm.
+    Ablate,
     /// The weights are solved for; one step, or a chunk of rows.
     Solve,
     /// Networks are trained; a step is an epoch of a target layer.
@@ -267,6 +275,8 @@ impl Stage {
             Stage::Capture => "capture",
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
+            Stage::Ends => "choosing the native ends",
+            Stage::Ablate => "ablation",
             Stage::Solve => "solve",
             Stage::Train => "training",
             Stage::Evidence => "evidence",

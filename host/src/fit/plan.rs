@@ -1,5 +1,7 @@
 //! From texts to token sequences, and which of them calibrates, chooses and measures.
 
+use std::collections::HashMap;
+
 use kvmig_gate::{Digest, DigestBuilder};
 
 use super::{
@@ -14,6 +16,9 @@ const SHORTEST: usize = 16;
 
 /// Tokens of a document behind its prefix that the arms are also measured on.
 pub(super) const TEXT: usize = 48;
+
+/// How many times as long as a calibration sequence a document is that shows how a fit does far beyond it.
+const LONG: usize = 4;
 
 /// A document's prefix, to choose k on or to measure on.
 #[derive(Clone, Debug)]
@@ -33,7 +38,11 @@ pub(super) struct Plan {
     pub(super) sequences: Vec<Vec<u32>>,
     /// Their digests.
     pub(super) digests: Vec<Digest>,
+    /// Domain of each sequence.
+    pub(super) domains: Vec<String>,
     pub(super) selection: Vec<Prompt>,
+    /// Selection documents once more, four times as long, where they are.
+    pub(super) long: Vec<Prompt>,
     pub(super) evidence: Vec<Prompt>,
     pub(super) corpora: Vec<CorpusRecord>,
     /// Digest of what captured moments depend on beside the sequences.
@@ -55,11 +64,13 @@ impl Plan {
         for (i, corpus) in all.iter().enumerate() {
             let held_out = i >= fitted_count;
             let evidence = if held_out || options.held_out.is_empty() { options.evidence } else { 0 };
-            let selection = if held_out || !options.chooses() { 0 } else { options.selection };
+            // Kept apart even where nothing is chosen: a capture then serves another fit that does choose.
+            let selection = if held_out { 0 } else { options.selection };
             let alike = |other: &&Corpus| other.file.name == corpus.file.name;
             let before = if held_out { &all[fitted_count..i] } else { &all[..i] };
             let first = before.iter().filter(alike).map(|other| other.documents.len()).sum();
-            plan.add(options, source, corpus, Wanted { calibrate: !held_out, selection, evidence, first }, &starts)?;
+            let wanted = Wanted { calibrate: !held_out, selection, choose: options.chooses(), evidence, first };
+            plan.add(options, source, corpus, wanted, &starts)?;
         }
         plan.finish(options, source, target)
     }
@@ -70,6 +81,8 @@ impl Plan {
 struct Wanted {
     calibrate: bool,
     selection: usize,
+    /// Whether the selection documents are needed.
+    choose: bool,
     evidence: usize,
     /// Number of its first document among those of its domain.
     first: usize,
@@ -80,6 +93,7 @@ struct Draft {
     /// Per corpus, sequences in the order of preference.
     calibration: Vec<Vec<Vec<u32>>>,
     selection: Vec<Prompt>,
+    long: Vec<Prompt>,
     evidence: Vec<Prompt>,
     corpora: Vec<CorpusRecord>,
 }
@@ -98,7 +112,9 @@ impl Draft {
         let (long, short): (Vec<usize>, Vec<usize>) =
             (0..tokens.len()).partition(|&i| tokens[i].len() >= options.context);
         let split = if wanted.calibrate {
-            let mut split = Split::draw(&long, wanted.selection, wanted.evidence, options.seed);
+            // Of a few documents none are kept for a choice that is not made.
+            let spare = if wanted.choose { usize::MAX } else { long.len() / 5 };
+            let mut split = Split::draw(&long, wanted.selection.min(spare), wanted.evidence, options.seed);
             split.calibration.extend(short.iter().filter(|&&i| tokens[i].len() >= options.head + SHORTEST));
             split.calibration.sort_unstable();
             split
@@ -107,7 +123,7 @@ impl Draft {
         };
         let roles = [
             (wanted.calibrate, split.calibration.len(), "to calibrate"),
-            (wanted.selection > 0, split.selection.len(), "to choose k"),
+            (wanted.calibrate && wanted.choose, split.selection.len(), "to choose k"),
             (wanted.evidence > 0, split.evidence.len(), "to measure"),
         ];
         if roles.iter().any(|(wanted, count, _)| *wanted && *count == 0) {
@@ -120,13 +136,17 @@ impl Draft {
             }
             .into());
         }
-        let prompt = |&i: &usize| Prompt {
+        let prompt_of = |i: usize, length: usize| Prompt {
             id: format!("{}-{}", corpus.file.name, wanted.first + i),
             domain: corpus.file.name.clone(),
-            tokens: tokens[i][..options.context].to_vec(),
-            text: tokens[i].get(options.context..options.context + TEXT).unwrap_or_default().to_vec(),
+            tokens: tokens[i][..length].to_vec(),
+            text: tokens[i].get(length..length + TEXT).unwrap_or_default().to_vec(),
         };
+        let prompt = |&i: &usize| prompt_of(i, options.context);
         self.selection.extend(split.selection.iter().map(prompt));
+        let length = LONG * options.context;
+        let long = split.selection.iter().filter(|&&i| tokens[i].len() >= length);
+        self.long.extend(long.map(|&i| prompt_of(i, length)));
         self.evidence.extend(split.evidence.iter().map(prompt));
         if wanted.calibrate {
             let documents: Vec<&[u32]> = split.calibration.iter().map(|&i| tokens[i].as_slice()).collect();
@@ -144,6 +164,11 @@ impl Draft {
     }
 
     fn finish(self, options: &FitOptions, source: &Model, target: &Model) -> Result<Plan, FitError> {
+        let fitted = self.corpora.iter().filter(|corpus| !corpus.calibration.is_empty());
+        let named = fitted.zip(&self.calibration);
+        let domain_of: HashMap<Digest, String> = named
+            .flat_map(|(corpus, sequences)| sequences.iter().map(|tokens| (digest(tokens), corpus.name.clone())))
+            .collect();
         let sequences = up_to(interleave(self.calibration), options.tokens);
         let mut basis = DigestBuilder::new("fit-basis")
             .field("source", source.digest().as_bytes())
@@ -151,9 +176,10 @@ impl Draft {
         for setting in [options.head, options.stride, options.native_layers] {
             basis = basis.field("setting", &(setting as u64).to_le_bytes());
         }
-        let digests = sequences.iter().map(|tokens| digest(tokens)).collect();
-        let Draft { selection, evidence, corpora, .. } = self;
-        Ok(Plan { sequences, digests, selection, evidence, corpora, basis: basis.finish() })
+        let digests: Vec<Digest> = sequences.iter().map(|tokens| digest(tokens)).collect();
+        let domains = digests.iter().map(|digest| domain_of[digest].clone()).collect();
+        let Draft { selection, long, evidence, corpora, .. } = self;
+        Ok(Plan { sequences, digests, domains, selection, long, evidence, corpora, basis: basis.finish() })
     }
 }
 

@@ -29,8 +29,8 @@ use crate::{
 pub use error::PairError;
 pub use kinds::{MlpSettings, RidgeSettings};
 pub use manifest::{
-    CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    TrainingRecord, WeightingRecord, WeightsRecord,
+    AblationPoint, CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord,
+    ModelRecord, SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use weights::{Tensor, encode as encode_weights, rounded};

@@ -70,6 +70,8 @@ fn draft(elem: Elem) -> Draft {
         lambda: Lambda::default(),
         weighting: None,
         training: None,
+        ends: vec![],
+        ablations: vec![],
         sweep: vec![SweepPoint {
             k: 2,
             lambda: 0.01,

@@ -86,6 +86,8 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         weighting: None,
         training: None,
         sweep: vec![],
+        ends: vec![],
+        ablations: vec![],
         corpora: vec![],
     };
     let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None };

@@ -85,6 +85,8 @@ impl Recipe {
             weighting: None,
             training: None,
             sweep: vec![],
+            ends: vec![],
+            ablations: vec![],
             corpora: vec![],
         };
         Draft::new(Manifest { name: "identity".into(), identity, fit, evidence: None }, RIDGE.to_vec(), weights)
