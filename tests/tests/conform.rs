@@ -1,9 +1,11 @@
-//! Every conformance case on every backend, against f64: `<case>_<backend>_<weights>`.
+//! Every conformance case on every backend, against f64: `<case>_<backend>_<weights>`; modules against known answers.
 //!
 //! The bodies are in `kvmig::device::conform`, where `kvmig conform` runs them too. A backend that is not there is shown
 //! as ignored on a newcomer's machine, with what to install on stderr; where `CI` is set it fails.
 #![expect(clippy::print_stderr, reason = "a skipped backend must be seen, and a test program has no other voice")]
 
+#[path = "conform/known_answers.rs"]
+mod known_answers;
 #[path = "conform/own_shader.rs"]
 mod own_shader;
 #[path = "conform/residency.rs"]
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, Body); 8] = [
+        let bodies: [(&str, Body); 10] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),
@@ -53,6 +55,8 @@ fn main() -> ExitCode {
             ("a_pair_folder_carries_a_shader", own_shader::a_pair_folder_carries_a_shader),
             ("jobs_share_a_device", jobs_share_a_device),
             ("weights_are_paged_under_a_budget", residency::weights_are_paged_under_a_budget),
+            ("head_matched_gives_known_answers", known_answers::head_matched),
+            ("mlp_gives_known_answers", known_answers::mlp),
         ];
         for (name, body) in bodies {
             trials.push(backend.trial(format!("{name}_{}", backend.name), body));

@@ -6,47 +6,13 @@ use kvmig_gate::{
     Digest, Evidence, Loaded, WeightElem,
     parse::{from_json, from_toml, printable},
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::{
     EVIDENCE, FORMAT, Identity, MANIFEST, Manifest, ModelRecord, NameError, PairError, WEIGHTS, check_name, file,
-    summary,
+    kinds::Kind, summary,
 };
 use crate::cache::{CacheLayout, Elem};
-
-/// Settings of the ridge module.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RidgeSettings {
-    /// Source layers that each mapped target layer reads, in the order of its weights' rows.
-    pub layers: Vec<Vec<usize>>,
-    /// Keys and values are both features of each.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub joint: bool,
-    /// The target's hidden state behind its native layers is a feature.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub hidden: bool,
-    /// Columns that all features are projected to first; 0 for no projection.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub rank: usize,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
-pub(super) fn is_zero(number: &usize) -> bool {
-    *number == 0
-}
-
-impl RidgeSettings {
-    /// Keys from the keys and values from the values of these layers.
-    pub fn plain(layers: Vec<Vec<usize>>) -> RidgeSettings {
-        RidgeSettings { layers, joint: false, hidden: false, rank: 0 }
-    }
-
-    /// The JSON a module is handed.
-    pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("settings hold numbers only")
-    }
-}
 
 /// The manifest's text as a manifest of a version we know.
 pub(super) fn parse(label: &str, bytes: &[u8]) -> Result<Manifest, PairError> {
@@ -164,54 +130,10 @@ pub(super) fn weights(label: &str, manifest: &Manifest, loaded: &Loaded) -> Resu
         same(&weights, &field, format!("{:?}", tensor.elem()), format!("{elem:?}"), MEND)?;
     }
     // Other modules say themselves, in `plan`, which weights they need; the sandbox holds them to the shapes.
-    if identity.mapper.kind == "ridge" { ridge(label, manifest, loaded) } else { Ok(()) }
-}
-
-fn ridge(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
-    const MEND: &str = "fit the pair again";
-    const FIELD: &str = "identity.mapper.settings";
-    let identity = &manifest.identity;
-    let settings: RidgeSettings = serde_json::from_str(&identity.mapper.settings)
-        .map_err(|error| disagree(label, MANIFEST, FIELD, error, "{\"layers\": [[0, …], …]}", MEND))?;
-    let (source, target) = (&identity.source.layout, &identity.target.layout);
-    let native = identity.native_layers;
-    let (found, expected) = (settings.layers.len(), target.layers - native);
-    same(&file(label, MANIFEST), &format!("{FIELD}.layers"), found, expected, MEND)?;
-    if settings.hidden && native == 0 {
-        let expected = "false without native layers";
-        return Err(disagree(label, MANIFEST, &format!("{FIELD}.hidden"), "true", expected, MEND));
+    match Kind::named(&identity.mapper.kind) {
+        Some(kind) => kind.check(label, manifest, loaded),
+        None => Ok(()),
     }
-    for (l, layers) in settings.layers.iter().enumerate() {
-        if layers.is_empty() || layers.iter().any(|&layer| layer >= source.layers) {
-            let expected = format!("some of the source's layers 0 to {}", source.layers - 1);
-            let field = format!("{FIELD}.layers[{l}]");
-            return Err(disagree(label, MANIFEST, &field, format!("{layers:?}"), expected, MEND));
-        }
-    }
-    let sides = if settings.joint { 2 } else { 1 };
-    let hidden = if settings.hidden { identity.target.hidden } else { 0 };
-    let features = |layers: &Vec<usize>| sides * layers.len() * source.width() + hidden;
-    let mut products = Vec::new();
-    if let Some(layers) = settings.layers.first().filter(|_| settings.rank > 0) {
-        let parts: &[&str] = if settings.joint { &["kv"] } else { &["k", "v"] };
-        products.extend(parts.iter().map(|part| (format!("projection.{part}"), features(layers), settings.rank)));
-    }
-    for (l, layers) in settings.layers.iter().enumerate() {
-        let rows = if settings.rank > 0 { settings.rank } else { features(layers) };
-        products.extend(["k", "v"].map(|part| (format!("layers.{}.{part}", native + l), rows, target.width())));
-    }
-    let weights = file(label, WEIGHTS);
-    for (name, rows, columns) in &products {
-        for (part, expected) in [("weight", vec![*rows, *columns]), ("bias", vec![*columns])] {
-            let name = format!("{name}.{part}");
-            let found = loaded.weights().get(&name).map_or("nothing".to_owned(), |t| format!("{:?}", t.shape()));
-            same(&weights, &name, found, format!("{expected:?}"), MEND)?;
-        }
-    }
-    for layers in &settings.layers {
-        same(&file(label, MANIFEST), "fit.k", manifest.fit.k, layers.len(), MEND)?;
-    }
-    same(&weights, "tensors", loaded.weights().len(), 2 * products.len(), MEND)
 }
 
 /// Layers, KV heads and dimensions of a head at most: more than any model has, and few enough that no product of them with a
@@ -311,7 +233,7 @@ pub(super) fn models(
     )
 }
 
-fn same<T: PartialEq + Display>(
+pub(super) fn same<T: PartialEq + Display>(
     file: &str,
     field: &str,
     found: T,
@@ -330,7 +252,7 @@ fn same<T: PartialEq + Display>(
     })
 }
 
-fn disagree(
+pub(super) fn disagree(
     label: &str,
     name: &str,
     field: &str,

@@ -41,7 +41,7 @@ pub struct Identity {
     /// Last prompt tokens that the target computes itself, at least 1.
     pub tail: usize,
     /// First layers that the target computes itself, for every token; the others are mapped.
-    #[serde(default, skip_serializing_if = "super::check::is_zero")]
+    #[serde(default, skip_serializing_if = "super::kinds::is_zero")]
     pub native_layers: usize,
     /// The mapper.
     pub mapper: MapperRecord,

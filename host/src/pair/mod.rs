@@ -12,6 +12,7 @@ mod check;
 mod diagnostics;
 mod error;
 mod find;
+mod kinds;
 mod manifest;
 mod name;
 mod remove;
@@ -34,10 +35,10 @@ use crate::{
 
 pub use card::Card;
 pub use cards::Cards;
-pub use check::RidgeSettings;
 pub use diagnostics::{Diagnostics, ForwardCurve, HeatMap, PerSide};
 pub use error::PairError;
 pub use find::{Found, find};
+pub use kinds::{MlpSettings, RidgeSettings};
 pub use manifest::{
     AblationPoint, CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord,
     ModelRecord, SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,

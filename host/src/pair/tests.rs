@@ -13,7 +13,7 @@ use crate::{
         ridge::{self, Lambda, LayerMap},
     },
     measure::random::Random,
-    sandbox::bundled::RIDGE,
+    sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
 fn record(name: &str, layers: usize, kv_heads: usize, head_dim: usize) -> ModelRecord {
@@ -85,6 +85,22 @@ fn draft(elem: Elem) -> Draft {
     };
     let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None, diagnostics: None };
     Draft::new(manifest, module, weights).unwrap()
+}
+
+/// The manifest of [`draft`] for another kind of mapper, whose weights are zeroes of these shapes.
+fn other_kind(kind: &str, settings: &str, shapes: &[(String, Vec<usize>)]) -> Result<Draft, PairError> {
+    let tensor = |(name, shape): &(String, Vec<usize>)| {
+        let elem = if name.ends_with(".bias") { Elem::F32 } else { Elem::F16 };
+        let numbers = vec![0.0; shape.iter().product()];
+        Tensor { name: name.clone(), elem, shape: shape.clone(), numbers }
+    };
+    let weights = encode_weights(&shapes.iter().map(tensor).collect::<Vec<_>>()).unwrap();
+    let module = if kind == "mlp" { MLP } else { HEAD_MATCHED }.to_vec();
+    let mut manifest = draft(Elem::F16).pair().manifest().clone();
+    manifest.identity.mapper =
+        MapperRecord { kind: kind.into(), module: Digest::of(&module), settings: settings.into() };
+    manifest.identity.weights.sha256 = Digest::of(&weights);
+    Draft::new(manifest, module, weights)
 }
 
 fn evidence(artifact: Digest) -> Evidence {
@@ -255,6 +271,56 @@ fn settings_that_name_no_layer_of_the_source() {
     let (_parent, folder) = written();
     replace(&folder.join(MANIFEST), "[[0,2]", "[[0,3]");
     refused(&folder, &["identity.mapper.settings.layers[0]", "[0, 3]", "0 to 2"]);
+}
+
+/// Two source layers of one head of 4 columns, a target of two layers of one head of 6.
+#[test]
+fn a_head_matched_pair() {
+    let shapes = |rows: usize| -> Vec<(String, Vec<usize>)> {
+        let names = (0..2).flat_map(|l| ["k", "v"].map(|side| format!("layers.{l}.{side}")));
+        names
+            .flat_map(|name| [(format!("{name}.weight"), vec![1, rows, 6]), (format!("{name}.bias"), vec![6])])
+            .collect()
+    };
+    let settings = r#"{"layers":[[0,2],[1,2]]}"#;
+    other_kind("head-matched", settings, &shapes(8)).unwrap();
+    for (settings, rows, wanted) in [
+        (settings, 4, ["layers.0.k.weight: found [1, 4, 6]", "expected [1, 8, 6]"]),
+        (r#"{"layers":[[0,2],[1,2]],"width":8}"#, 8, ["identity.mapper.settings", "unknown field `width`"]),
+        (r#"{"layers":[[0,2],[1,3]]}"#, 8, ["identity.mapper.settings.layers[1]: found [1, 3]", "0 to 2"]),
+        (r#"{"layers":[[0,2]]}"#, 8, ["identity.mapper.settings.layers: found 1", "expected 2"]),
+    ] {
+        let error = other_kind("head-matched", settings, &shapes(rows)).unwrap_err().to_string();
+        assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
+fn an_mlp_pair() {
+    let shapes = |width: usize| -> Vec<(String, Vec<usize>)> {
+        let names = (0..2).flat_map(|l| ["k", "v"].map(|side| format!("layers.{l}.{side}.0")));
+        let parts = [("in", 8, width), ("mid", width, width), ("out", width, 6)];
+        let part = |name: &str, (part, rows, columns): (&str, usize, usize)| {
+            let name = format!("{name}.{part}");
+            [(format!("{name}.weight"), vec![1, rows, columns]), (format!("{name}.bias"), vec![columns])]
+        };
+        names.flat_map(|name| parts.into_iter().flat_map(move |one| part(&name, one))).collect()
+    };
+    let settings = |width: u64| format!(r#"{{"layers":[[0,2],[1,2]],"width":{width}}}"#);
+    other_kind("mlp", &settings(5), &shapes(5)).unwrap();
+    for (settings, wanted) in [
+        (settings(7), ["layers.0.k.0.in.weight: found [1, 8, 5]", "expected [1, 8, 7]"]),
+        (settings(0), ["identity.mapper.settings.width: found 0", "1 to 5792"]),
+        (settings(u64::MAX), ["identity.mapper.settings.width: found 18446744073709551615", "1 to 5792"]),
+        (r#"{"layers":[[0,2],[1,2]]}"#.to_owned(), ["identity.mapper.settings: found missing field `width`", "…"]),
+    ] {
+        let error = other_kind("mlp", &settings, &shapes(5)).unwrap_err().to_string();
+        assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
+    }
+    let mut more = shapes(5);
+    more.push(("layers.9.k.0.in.weight".to_owned(), vec![1]));
+    let error = other_kind("mlp", &settings(5), &more).unwrap_err().to_string();
+    assert!(error.contains("tensors: found 25, expected 24"), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Implement [`Mapper`] for a type, name it in [`export!`](crate::export), build a `cdylib` for
 //! `wasm32-unknown-unknown`, and turn the core module into a component (`mappers/build` shows how). The contract itself,
-//! with shapes and units, is `mappers/wit/mapper.wit`; `mappers/ridge` is a whole module in about a hundred lines.
+//! with shapes and units, is `mappers/wit/mapper.wit`; `mappers/head-matched` is a whole module in about a hundred lines.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The head-matched module: what it plans, what it records, what it declines.
 
 use kvmig::sandbox::{
-    DeviceLimits, PlanError, Refusal, SandboxError, ViewStrides,
+    DeviceLimits, PairShape, PlanError, Refusal, SandboxError, ViewStrides,
     recording::{Binding, BufferId, Step},
 };
 use kvmig_shaders::{Kernel, params::HeadsParams};
@@ -99,6 +99,22 @@ fn any_two_numbers_of_heads_are_recorded() {
         let (params, ..) = heads(recording.steps.last().unwrap());
         assert_eq!((params.panel_heads, params.heads), (source as u32, target as u32));
     }
+}
+
+/// Layers that the target computes itself have no settings and no weights; the others keep their numbers.
+#[test]
+fn native_layers_are_left_out() {
+    let (source, target) = (layout(5, 3, 10), layout(3, 2, 14));
+    let mut case = Case::head_matched(&source, &target, |_| vec![0, 2]);
+    case.pair = PairShape::new(&source, &target).unwrap().with_native_layers(1, 40).unwrap();
+    case.settings = r#"{"layers": [[4, 1], [3]]}"#.into();
+    case.weights.get_mut("layers.2.k.weight").unwrap().shape[1] = 10;
+    case.weights.get_mut("layers.2.v.weight").unwrap().shape[1] = 10;
+    let recording = case.record(&HEAD_MATCHED, 7).unwrap();
+    assert_eq!(recording.steps.len(), 2 * 3 + 2 * 2);
+    assert!(recording.weights.iter().all(|name| !name.starts_with("layers.0.")), "{:?}", recording.weights);
+    let (_, _, bindings) = heads(recording.steps.last().unwrap());
+    assert_eq!(bindings[4].buffer, BufferId::Target { layer: 2, value: true });
 }
 
 #[test]

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     cache::Elem,
     measure::random::Random,
-    pair::{Tensor, TrainingRecord, rounded},
+    pair::{MlpSettings, Tensor, TrainingRecord, rounded},
 };
 use data::{Data, Split};
 use kept::Kept;
@@ -161,8 +161,8 @@ pub struct Mlp {
 impl Mlp {
     /// The module's settings.
     pub fn settings(&self) -> String {
-        let layers: Vec<&[usize]> = self.layers.iter().map(|layer| layer.sources.as_slice()).collect();
-        serde_json::json!({ "layers": layers, "width": self.settings.width }).to_string()
+        let layers = self.layers.iter().map(|layer| layer.sources.clone()).collect();
+        MlpSettings { layers, width: self.settings.width }.to_json()
     }
 
     /// Mean R² over target layers on the sequences held out.
@@ -223,14 +223,14 @@ fn uncentre(bias: &mut [f32], weight: &[f32], mean: &[f64], width: usize) {
     }
 }
 
-/// Heads whose tensors go together.
-fn group(heads: usize, inputs: usize, width: usize, outputs: usize) -> usize {
+/// Heads whose tensors go together; the last group may have fewer.
+pub(crate) fn group(heads: usize, inputs: usize, width: usize, outputs: usize) -> usize {
     (LARGEST_TENSOR / head_bytes(inputs, width, outputs)).clamp(1, heads)
 }
 
 /// Bytes of one head's largest tensor.
 fn head_bytes(inputs: usize, width: usize, outputs: usize) -> usize {
-    4 * width * inputs.max(width).max(outputs)
+    (4 * width).saturating_mul(inputs.max(width).max(outputs))
 }
 
 /// Trains the last `selection.len()` layers of the target (the ones before are native), each from its source layers. Finished
