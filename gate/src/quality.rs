@@ -81,6 +81,11 @@ impl Metric {
         }
     }
 
+    /// Whether a quality falls short of `floor`, which is in the metric's own unit. One that is no number always does.
+    pub fn falls_short(self, quality: &Quality, floor: f64) -> bool {
+        self.worse(self.value(quality), floor)
+    }
+
     /// A value turned so that lower is better; its own inverse.
     pub(crate) fn loss(self, value: f64) -> f64 {
         match self {

@@ -13,7 +13,7 @@ use crate::{
         mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::{FitRecord, check_name},
+    pair::{EndsPoint, FitRecord, Pair, check_name},
     sandbox::bundled::RIDGE,
 };
 
@@ -95,8 +95,8 @@ pub(super) struct Args {
     /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
     #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
     rank: Option<usize>,
-    /// Choose λ along with k (and the rank): from a hundredth to ten times the given one, on the selection documents; prints
-    /// what was found of each
+    /// Choose λ along with k (and the rank), from a hundredth to ten times the given one, and then the native ends, all on the
+    /// selection documents; prints what was found of each
     #[arg(long)]
     sweep: bool,
     /// Source layers per target layer [default: chosen on documents kept for it]
@@ -148,10 +148,12 @@ enum Mapper {
     HeadMatched,
     /// A small network per head
     Mlp,
+    /// All three from one capture, each into a folder of its own in --out: the gate picks
+    All,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
-    let options = args.options()?;
+    let all = args.all_options()?;
     args.corpora.iter().chain(&args.held_out).try_for_each(CorpusFile::check)?;
     let policy = args.policy.load()?;
     too_little_evidence(args.evidence, &policy);
@@ -161,19 +163,40 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let gate = Arc::new(args.ledger.open_gate(policy)?);
     interrupt::listen(&gate);
     let mut shown = FitProgress::new();
-    let pair = fit::fit(&options, &source, &target, &gate, &device, &mut |progress| shown.show(progress));
+    let pairs = {
+        let watch = &mut |progress| shown.show(progress);
+        match all.as_slice() {
+            [one] if one.base.is_none() => {
+                fit::fit(one, &source, &target, &gate, &device, watch).map(|pair| vec![pair])
+            }
+            several => fit::fit_all(several, &source, &target, &gate, &device, watch),
+        }
+    };
     shown.clear();
-    let pair = pair?;
+    let pairs = pairs?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, pair.manifest())?;
+        match pairs.as_slice() {
+            [one] => serde_json::to_writer_pretty(&mut out, one.manifest())?,
+            several => {
+                let manifests: Vec<_> = several.iter().map(Pair::manifest).collect();
+                serde_json::to_writer_pretty(&mut out, &manifests)?;
+            }
+        }
         writeln!(out)?;
-    } else {
+        return Ok(Ending::Done);
+    }
+    for (pair, options) in pairs.iter().zip(&all) {
         let fit = &pair.manifest().fit;
-        writeln!(out, "{}: k = {}, {} rows, written to {}\n", pair.name(), fit.k, fit.rows, options.out.display())?;
+        let (name, mapper, folder) = (pair.name(), pair.mapper(), options.out.display());
+        writeln!(out, "{name}: {mapper}, k = {}, {} rows, written to {folder}\n", fit.k, fit.rows)?;
         sweep_table(&mut out, fit)?;
+        ends_table(&mut out, pair)?;
         evidence_table(&mut out, pair.card())?;
         Forecasts::new(pair.name(), &[pair.card()], gate.policy()).table(&mut out)?;
+        if pairs.len() > 1 {
+            writeln!(out)?;
+        }
     }
     Ok(Ending::Done)
 }
@@ -206,6 +229,19 @@ fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
     writeln!(out)
 }
 
+/// What the native ends are worth and cost, the chosen ones marked.
+fn ends_table(out: &mut impl Write, pair: &Pair) -> std::io::Result<()> {
+    let points = &pair.manifest().fit.ends;
+    let Some(first) = points.first() else { return Ok(()) };
+    writeln!(out, "native ends on the same documents (re-prefill {:.0} ms):", first.reprefill_ms)?;
+    writeln!(out, "    {:>4} {:>4} {:>9} {:>9} {:>10}", "head", "tail", "KL, nats", "agreement", "handoff")?;
+    for EndsPoint { head, tail, kl_nats, agreement, handoff_ms, .. } in points {
+        let mark = if (*head, *tail) == (pair.head(), pair.tail()) { "*" } else { " " };
+        writeln!(out, "  {mark} {head:>4} {tail:>4} {kl_nats:>9.3} {agreement:>9.2} {handoff_ms:>7.1} ms")?;
+    }
+    writeln!(out)
+}
+
 /// Said before hours are spent on a pair that the gate will have nothing to judge by.
 fn too_little_evidence(documents: usize, policy: &Policy) {
     let needed = policy.settings().min_evidence;
@@ -218,15 +254,36 @@ fn too_little_evidence(documents: usize, policy: &Policy) {
 }
 
 impl Args {
-    /// The kind of mapper, and the module that runs it.
-    fn mapper(&self) -> (MapperKind, &'static [u8]) {
+    /// The kinds of mapper to fit.
+    fn mappers(&self) -> Vec<MapperKind> {
         let Args { width, epochs, batch, seed, .. } = *self;
         let weighting = if self.uniform { Weighting::Uniform } else { Weighting::Attention };
+        let head_matched = MapperKind::HeadMatched(weighting);
+        let mlp = MapperKind::Mlp(mlp::Settings { width, epochs, batch, seed });
         match self.mapper {
-            Mapper::Ridge => (MapperKind::Ridge, RIDGE),
-            Mapper::HeadMatched => (MapperKind::HeadMatched(weighting), RIDGE),
-            Mapper::Mlp => (MapperKind::Mlp(mlp::Settings { width, epochs, batch, seed }), RIDGE),
+            Mapper::Ridge => vec![MapperKind::Ridge],
+            Mapper::HeadMatched => vec![head_matched],
+            Mapper::Mlp => vec![mlp],
+            Mapper::All => vec![MapperKind::Ridge, head_matched, mlp],
         }
+    }
+
+    /// The options of every mapper to fit, which are one capture's.
+    fn all_options(&self) -> anyhow::Result<Vec<FitOptions>> {
+        let options = self.options()?;
+        let one = |mapper: MapperKind| {
+            let mut one = FitOptions { module: module(&mapper).to_vec(), mapper, ..options.clone() };
+            if matches!(self.mapper, Mapper::All) {
+                one.base = Some(self.out.clone());
+                one.out = self.out.join(one.mapper.name());
+                // Settings of the ridge alone.
+                if one.mapper != MapperKind::Ridge {
+                    (one.joint, one.rank) = (false, None);
+                }
+            }
+            one
+        };
+        Ok(self.mappers().into_iter().map(one).collect())
     }
 
     fn options(&self) -> anyhow::Result<FitOptions> {
@@ -238,9 +295,7 @@ impl Args {
             }
         };
         check_name(&name).context("the pair's name: give --name NAME")?;
-        let (mapper, module) = self.mapper();
-        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), module.to_vec());
-        options.mapper = mapper;
+        let mut options = FitOptions::new(&name, self.out.clone(), self.corpora.clone(), RIDGE.to_vec());
         options.held_out = self.held_out.clone();
         options.context = self.context;
         options.tokens = self.tokens;
@@ -260,6 +315,15 @@ impl Args {
         options.seed = self.seed;
         options.keep_state = self.keep_state;
         Ok(options)
+    }
+}
+
+/// The module that runs a kind of mapper.
+fn module(mapper: &MapperKind) -> &'static [u8] {
+    match mapper {
+        MapperKind::Ridge => RIDGE,
+        MapperKind::HeadMatched(_) => RIDGE,
+        MapperKind::Mlp(_) => RIDGE,
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn capture(
         None => State::new(plan.basis, shape),
     };
     let row_shape = RowShape { source: Extent::of(source.layout()), target: Extent::of(target.layout()) };
-    let wanted = options.mapper.needs_rows();
+    let wanted = options.wants_rows();
     // Rows beyond the moments can be added to them, unless the moments are of a hidden state, which rows are not.
     let sequences = if shape.hidden == 0 { &plan.digests } else { &state.log };
     let open = || RowFile::resume(&options.rows_file(), plan.basis, row_shape, sequences);

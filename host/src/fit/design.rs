@@ -2,6 +2,7 @@
 
 use super::{
     linalg::LinalgError,
+    local::{self, Heads},
     moments::{MomentShape, Moments},
     rank,
     ridge::{AffineMap, Lambda, LayerMap, fit_each},
@@ -24,6 +25,8 @@ pub struct Design {
     pub hidden: bool,
     /// All features are projected to so many columns first, which every layer reads; all layers read the same then.
     pub rank: Option<usize>,
+    /// Each head reads one head of each source layer alone.
+    pub heads: Option<Heads>,
 }
 
 /// A ridge for every target layer that is mapped.
@@ -67,7 +70,8 @@ impl Design {
     pub fn features(&self, shape: &MomentShape) -> usize {
         let k = self.layers.iter().map(Vec::len).max().unwrap_or(0);
         let sides = if self.joint { 2 } else { 1 };
-        sides * k * shape.source_width + if self.hidden { shape.hidden } else { 0 }
+        let width = self.heads.map_or(shape.source_width, |heads| shape.source_width / heads.source);
+        sides * k * width + if self.hidden { shape.hidden } else { 0 }
     }
 
     /// The settings of the module.
@@ -88,6 +92,9 @@ impl RidgeMaps {
     /// # Errors
     /// [`LinalgError`] if a regularised covariance has no Cholesky factor.
     pub fn fit(moments: &Moments, design: &Design, lambda: Lambda) -> Result<RidgeMaps, LinalgError> {
+        if let Some(heads) = design.heads {
+            return local::fit(moments, design, heads, lambda);
+        }
         if let Some(columns) = design.rank {
             return rank::fit(moments, design, columns, lambda);
         }
@@ -136,6 +143,8 @@ impl RidgeMaps {
     /// Multiplications and additions of a token.
     pub fn flops(&self) -> f64 {
         let maps = self.layers.iter().flat_map(|map| [&map.keys, &map.values]).chain(&self.projections);
-        maps.map(|map| 2.0 * map.weight.as_slice().len() as f64).sum()
+        let all: f64 = maps.map(|map| 2.0 * map.weight.as_slice().len() as f64).sum();
+        // Of a head's map, what it does not read is written out as zeroes.
+        self.design.heads.map_or(all, |heads| all / heads.source as f64)
     }
 }

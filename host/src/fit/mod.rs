@@ -10,11 +10,13 @@ mod content;
 pub mod corpus;
 pub mod design;
 pub mod diagnostics;
+mod ends;
 mod error;
 mod evidence;
 mod fitted;
 pub mod head_matched;
 pub mod linalg;
+pub mod local;
 mod lock;
 mod log;
 pub mod mlp;
@@ -43,7 +45,7 @@ use crate::{
     device::Device,
     engine::Model,
     pair::{
-        self, Draft, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
+        self, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, PairError, SweepPoint,
         WeightsRecord,
     },
 };
@@ -52,6 +54,7 @@ use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
 use evidence::Bench;
 use fitted::Fitted;
+use local::Heads;
 use lock::Lock;
 use log::Log;
 use moments::Moments;
@@ -84,19 +87,66 @@ pub fn fit(
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
     let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
-    let draft = draft(options, &plan, state.moments.rows(), &fitted, (&chosen, sweep), source, target)?;
-    drop((fitted, state, rows));
+    let captured = state.moments.rows();
+    drop((state, rows));
+    let weights = pair::encode_weights(&fitted.tensors)?;
+    let make = |head: usize, tail: usize, ends: &[EndsPoint]| {
+        let options = FitOptions { head, tail, ..options.clone() };
+        draft(&options, &plan, captured, (&fitted, &weights), (&chosen, &sweep, ends), source, target)
+    };
+    let draft = if options.sweep {
+        let tools = ends::Tools { gate, device, source, target };
+        let try_out = |head, tail| make(head, tail, &[]);
+        let (head, tail, found) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
+        make(head, tail, &found)?
+    } else {
+        make(options.head, options.tail, &[])?
+    };
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
     if !options.keep_state {
-        for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
-            remove(&file)?;
-        }
-        let leftover = |(file, source)| FitError::Leftover { file, source };
-        mlp::kept::remove(&options.networks_folder()).map_err(leftover)?;
+        forget(options)?;
     }
     Ok(pair)
+}
+
+/// Fits several mappers of one pair of models from one capture, each into the `out` of its options, which have one `base`.
+/// Those that an interrupted call had finished are opened instead.
+///
+/// # Errors
+/// As [`fit`], for the first that fails; the pairs before it are written.
+pub fn fit_all(
+    all: &[FitOptions],
+    source: &Model,
+    target: &Model,
+    gate: &Gate,
+    device: &Device,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Vec<Pair>, FitError> {
+    let mut pairs = Vec::with_capacity(all.len());
+    for options in all {
+        // Without a state beside it, what is there is no part of this fit.
+        let pair = if options.out.exists() && options.state_file().exists() {
+            Pair::open(&options.out)?
+        } else {
+            fit(&FitOptions { keep_state: true, spill: true, ..options.clone() }, source, target, gate, device, watch)?
+        };
+        pairs.push(pair);
+    }
+    for options in all.iter().filter(|options| !options.keep_state) {
+        forget(options)?;
+    }
+    Ok(pairs)
+}
+
+/// Removes what a finished fit needs no more.
+fn forget(options: &FitOptions) -> Result<(), FitError> {
+    for file in [options.state_file(), options.rows_file(), options.evidence_log()] {
+        remove(&file)?;
+    }
+    let leftover = |(file, source)| FitError::Leftover { file, source };
+    mlp::kept::remove(&options.networks_folder()).map_err(leftover)
 }
 
 fn solve(
@@ -156,15 +206,9 @@ fn choose(
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
-    let head_dim = source.layout().head_dim;
     let mut candidates = candidates(options, scores, source, target);
-    let rows = |candidate: &Candidate| {
-        let features = match options.mapper {
-            MapperKind::HeadMatched(_) => candidate.k * head_dim,
-            _ => candidate.design.features(&moments.shape()),
-        };
-        enough_rows(candidate.k, features, moments.rows())
-    };
+    let rows =
+        |candidate: &Candidate| enough_rows(candidate.k, candidate.design.features(&moments.shape()), moments.rows());
     if let Some(first) = candidates.first() {
         rows(first)?;
     }
@@ -196,6 +240,7 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
         rank => vec![rank],
     };
     let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    let heads = Heads { source: source.layout().kv_heads, target: target.layout().kv_heads };
     let mut candidates = Vec::new();
     for &k in &ks {
         for &rank in &ranks {
@@ -204,8 +249,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
                 native_layers: options.native_layers,
                 layers,
                 joint: options.joint,
-                hidden: options.native_layers > 0,
+                hidden: options.native_layers > 0 && options.mapper == MapperKind::Ridge,
                 rank,
+                heads: matches!(options.mapper, MapperKind::HeadMatched(_)).then_some(heads),
             };
             candidates.extend(factors.iter().map(|factor| {
                 let lambda = Lambda { value: factor * options.lambda.value, ..options.lambda };
@@ -236,12 +282,11 @@ fn draft(
     options: &FitOptions,
     plan: &Plan,
     rows: u64,
-    fitted: &Fitted,
-    (chosen, sweep): (&Candidate, Vec<SweepPoint>),
+    (fitted, weights): (&Fitted, &[u8]),
+    (chosen, sweep, ends): (&Candidate, &[SweepPoint], &[EndsPoint]),
     source: &Model,
     target: &Model,
 ) -> Result<Draft, PairError> {
-    let weights = pair::encode_weights(&fitted.tensors)?;
     let identity = Identity {
         format: pair::FORMAT,
         head: options.head,
@@ -252,7 +297,7 @@ fn draft(
             module: Digest::of(&options.module),
             settings: fitted.settings.clone(),
         },
-        weights: WeightsRecord { sha256: Digest::of(&weights), elem: options.elem },
+        weights: WeightsRecord { sha256: Digest::of(weights), elem: options.elem },
         source: ModelRecord::of(source),
         target: ModelRecord::of(target),
     };
@@ -271,11 +316,12 @@ fn draft(
         lambda: chosen.lambda,
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
-        sweep,
+        sweep: sweep.to_vec(),
+        ends: ends.to_vec(),
         corpora: plan.corpora.clone(),
     };
     let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None, diagnostics: None };
-    Draft::new(manifest, options.module.clone(), weights)
+    Draft::new(manifest, options.module.clone(), weights.to_vec())
 }
 
 /// Digest of a sequence of tokens.

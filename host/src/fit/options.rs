@@ -48,7 +48,8 @@ pub struct FitOptions {
     pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
-    /// Whether λ is chosen along with k, and the rank where there is one: from a few around the given ones.
+    /// Whether λ is chosen along with k, and the rank where there is one, from a few around the given ones; and then the native
+    /// ends.
     pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
@@ -62,6 +63,10 @@ pub struct FitOptions {
     pub mapper: MapperKind,
     /// The mapper module's component.
     pub module: Vec<u8>,
+    /// What is captured is kept beside this rather than beside `out`: where several mappers are fitted from one capture.
+    pub base: Option<PathBuf>,
+    /// Whether rows are spilled to disk even where this mapper does not need them, for another one that will.
+    pub spill: bool,
     /// Whether to keep what was captured after the pair is written, for another fit of the same rows.
     pub keep_state: bool,
 }
@@ -92,6 +97,8 @@ impl FitOptions {
             seed: 1,
             mapper: MapperKind::Ridge,
             module,
+            base: None,
+            spill: false,
             keep_state: false,
         }
     }
@@ -113,7 +120,15 @@ impl FitOptions {
 
     /// The file that evidence is kept in until the pair is written.
     pub fn evidence_log(&self) -> PathBuf {
-        self.beside("evidence.jsonl")
+        match &self.base {
+            Some(_) => self.beside(&format!("{}.evidence.jsonl", self.mapper.name())),
+            None => self.beside("evidence.jsonl"),
+        }
+    }
+
+    /// Whether the capture spills rows.
+    pub(super) fn wants_rows(&self) -> bool {
+        self.spill || self.mapper.needs_rows()
     }
 
     /// The file that keeps other fits out of this place.
@@ -122,10 +137,11 @@ impl FitOptions {
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {
-        let mut name = self.out.file_name().unwrap_or(self.out.as_os_str()).to_owned();
+        let place = self.base.as_ref().unwrap_or(&self.out);
+        let mut name = place.file_name().unwrap_or(place.as_os_str()).to_owned();
         name.push(".");
         name.push(suffix);
-        self.out.with_file_name(name)
+        place.with_file_name(name)
     }
 
     /// Whether there is something to be chosen on selection documents.
@@ -140,7 +156,7 @@ impl FitOptions {
             let expected = || "no k beside a rank: a projection reads all source layers".to_owned();
             return both.then(|| ("rank", "k as well".to_owned(), expected()));
         }
-        let given = [("joint", self.joint), ("rank", self.rank.is_some()), ("native-layers", self.native_layers > 0)];
+        let given = [("joint", self.joint), ("rank", self.rank.is_some())];
         let (field, _) = given.into_iter().find(|(_, given)| *given)?;
         Some((field, format!("mapper {}", self.mapper.name()), "mapper ridge".to_owned()))
     }
@@ -237,6 +253,8 @@ pub enum Stage {
     Selection,
     /// One k after the other is fitted and tried on them; a step is a k.
     Sweep,
+    /// The native ends are chosen; a step is a document or a choice.
+    Ends,
     /// The weights are solved for; one step, or a chunk of rows.
     Solve,
     /// Networks are trained; a step is an epoch of a target layer.
@@ -252,6 +270,7 @@ impl Stage {
             Stage::Capture => "capture",
             Stage::Selection => "selection",
             Stage::Sweep => "choosing k",
+            Stage::Ends => "choosing the native ends",
             Stage::Solve => "solve",
             Stage::Train => "training",
             Stage::Evidence => "evidence",

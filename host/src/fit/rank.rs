@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn design(rank: Option<usize>) -> Design {
-        Design { native_layers: 1, layers: vec![vec![0, 1, 2]; 2], joint: true, hidden: true, rank }
+        Design { native_layers: 1, layers: vec![vec![0, 1, 2]; 2], joint: true, hidden: true, rank, heads: None }
     }
 
     /// The map of a target layer's keys as one matrix.

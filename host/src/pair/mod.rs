@@ -39,8 +39,8 @@ pub use diagnostics::{Diagnostics, ForwardCurve, HeatMap, PerSide};
 pub use error::PairError;
 pub use find::{Found, find};
 pub use manifest::{
-    CorpusRecord, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, SweepPoint,
-    TrainingRecord, WeightingRecord, WeightsRecord,
+    CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord,
+    SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
 pub use remove::remove;

@@ -70,6 +70,7 @@ fn draft(elem: Elem) -> Draft {
         lambda: Lambda::default(),
         weighting: None,
         training: None,
+        ends: vec![],
         sweep: vec![SweepPoint {
             k: 2,
             lambda: 0.01,

@@ -93,6 +93,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         weighting: None,
         training: None,
         sweep: vec![],
+        ends: vec![],
         corpora: vec![],
     };
     let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None, diagnostics: None };

@@ -90,6 +90,7 @@ impl Recipe {
             weighting: None,
             training: None,
             sweep: vec![],
+            ends: vec![],
             corpora: vec![],
         };
         Draft::new(
