@@ -66,7 +66,8 @@ impl Purpose for Trial {
 #[must_use = "a permit that is dropped is written down as abandoned"]
 pub struct Permit<P: Purpose> {
     lease: Lease,
-    terms: Terms,
+    /// Boxed, so that a decision to migrate is not much larger than another.
+    terms: Box<Terms>,
     purpose: PhantomData<P>,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct Terms {
 
 impl<P: Purpose> Permit<P> {
     pub(crate) fn mint(lease: Lease, terms: Terms) -> Permit<P> {
-        Permit { lease, terms, purpose: PhantomData }
+        Permit { lease, terms: Box::new(terms), purpose: PhantomData }
     }
 
     /// The ticket under which the ledger knows this migration.
@@ -116,7 +117,7 @@ impl<P: Purpose> Permit<P> {
         cache: CacheFacts,
         target: Digest,
     ) -> Result<Redeemed<'a, P>, RedeemError> {
-        let Terms { claim, cache: decided_on } = self.terms;
+        let Terms { claim, cache: decided_on } = *self.terms;
         let swapped = if loaded.artifact() != claim.artifact {
             Some(RedeemError::ArtifactSwapped { expected: claim.artifact, found: loaded.artifact() })
         } else if let Some((field, found, expected)) = claim.lie(loaded) {
@@ -133,7 +134,7 @@ impl<P: Purpose> Permit<P> {
             return Err(error);
         }
         self.lease.take_off()?;
-        Ok(Redeemed { lease: self.lease, terms: self.terms, loaded, purpose: PhantomData })
+        Ok(Redeemed { lease: self.lease, terms: *self.terms, loaded, purpose: PhantomData })
     }
 
     /// Gives the permit back unused because something it needs went wrong before it could run.

@@ -295,7 +295,7 @@ mod tests {
         // Queries that look everywhere alike see every error alike.
         let everywhere: Vec<f32> = (0..d * d).map(|i| if i % (d + 1) == 0 { 1.0 } else { 0.0 }).collect();
         assert!((key_concentration(&everywhere, &along, d).unwrap() - 1.0).abs() < 1e-12);
-        assert_eq!(key_concentration(&queries, &vec![0.0; 40], d), None);
+        assert_eq!(key_concentration(&queries, &[0.0; 40], d), None);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct Offer {
 /// Where the bytes are.
 #[derive(Debug)]
 enum Weights {
-    Stored(Stored),
+    Stored(Box<Stored>),
     Loaded(Arc<Loaded>),
 }
 
@@ -122,7 +122,7 @@ impl Offer {
             Some(claim) => {
                 let (module, digest) = stored.module()?;
                 let claim = Claim { module: Some(digest), ..claim };
-                Offer::put_together(stored.card(), claim, module, Weights::Stored(stored.clone()), device)
+                Offer::put_together(stored.card(), claim, module, Weights::Stored(Box::new(stored.clone())), device)
             }
             None => Offer::of(&stored.load()?, device),
         }
