@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    bundled::{self, Member},
+    bundled::{BundledPair, Member},
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, ModelSource, Precision},
     pair::{Cards, PairError},
@@ -90,23 +90,29 @@ impl ModelArg {
     }
 }
 
-/// A pair as a person names it: a folder, or `bundled`.
+/// A pair as a person names it: a folder, or one of the bundled pairs.
 #[derive(Clone, Debug)]
 pub(super) enum PairArg {
-    Bundled,
+    Bundled(BundledPair),
     Folder(PathBuf),
+}
+
+impl PairArg {
+    /// The pair that comes first.
+    pub(super) const DEFAULT: PairArg = PairArg::Bundled(BundledPair::MediumLarge);
 }
 
 impl From<OsString> for PairArg {
     fn from(text: OsString) -> PairArg {
-        if text == "bundled" { PairArg::Bundled } else { PairArg::Folder(text.into()) }
+        let bundled = text.to_str().and_then(BundledPair::from_name);
+        bundled.map_or_else(|| PairArg::Folder(text.into()), PairArg::Bundled)
     }
 }
 
 impl std::fmt::Display for PairArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            PairArg::Bundled => f.write_str("bundled"),
+            PairArg::Bundled(pair) => f.write_str(pair.name()),
             PairArg::Folder(folder) => write!(f, "{}", folder.display()),
         }
     }
@@ -116,7 +122,7 @@ impl PairArg {
     /// Reads its cards.
     pub(super) fn open(&self) -> Result<Cards, PairError> {
         match self {
-            PairArg::Bundled => Ok(Cards::from(bundled::stored_pair()?)),
+            PairArg::Bundled(pair) => pair.cards(),
             PairArg::Folder(folder) => Cards::open(folder),
         }
     }

@@ -39,6 +39,7 @@ use super::{
 Examples:
   kvmig run                                         the bundled family and a long passage of a novel
   kvmig run --prompt-file notes.txt -n 200          your own text on the bundled family
+  kvmig run --pair bundled:large-medium             the other way round; bundled:medium-code-large is a third pair
   kvmig run --pair P --source small.gguf --target large.gguf --prompt-file talk.txt --audit
   kvmig run --json --audit | jq .realised           for scripts: the record of the run")]
 pub(super) struct Args {
@@ -102,7 +103,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let clock = Instant::now();
     let options = args.engine.options()?;
     let device = args.device.open()?;
-    let mut pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
+    let mut pair = args.pair.as_ref().unwrap_or(&PairArg::DEFAULT).open()?;
     if let Some(kind) = &args.mapper {
         pair = pair.of_kind(kind)?;
     }
@@ -194,14 +195,18 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
 impl Args {
     /// Whether all of it is the bundled default, prompt aside.
     fn is_default(&self) -> bool {
-        matches!(self.pair, None | Some(PairArg::Bundled)) && self.source.is_none() && self.target.is_none()
+        matches!(self.pair, None | Some(PairArg::Bundled(_))) && self.source.is_none() && self.target.is_none()
     }
 
     fn models(&self) -> anyhow::Result<(ModelArg, ModelArg)> {
-        let (source, target) = bundled::DEFAULT;
-        let default = |member| match self.pair {
-            None | Some(PairArg::Bundled) => Ok(ModelArg::Bundled(member)),
-            Some(PairArg::Folder(_)) => {
+        let pair = self.pair.as_ref().unwrap_or(&PairArg::DEFAULT);
+        let (source, target) = match pair {
+            PairArg::Bundled(pair) => pair.members(),
+            PairArg::Folder(_) => bundled::DEFAULT,
+        };
+        let default = |member| match pair {
+            PairArg::Bundled(_) => Ok(ModelArg::Bundled(member)),
+            PairArg::Folder(_) => {
                 bail!("a pair folder needs --source MODEL and --target MODEL, those it was fitted for")
             }
         };
