@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 /// A place that can't be had.
@@ -36,7 +36,10 @@ pub(super) struct Lock {
 impl Lock {
     /// Takes the place, or says who is in the way.
     pub(super) fn take(path: PathBuf) -> Result<Lock, LockError> {
-        let file = match File::options().create(true).append(true).open(&path) {
+        // The folder that the pair will be put in may be yet to be made, by this fit as well as by any.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let opened = fs::create_dir_all(parent).and_then(|()| File::options().create(true).append(true).open(&path));
+        let file = match opened {
             Ok(file) => file,
             Err(source) => return Err(LockError::Io { file: path, source }),
         };
@@ -62,7 +65,7 @@ mod tests {
     #[test]
     fn a_place_is_held_by_one() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("pair.lock");
+        let path = folder.path().join("yet/to/be/made/pair.lock");
         let lock = Lock::take(path.clone()).unwrap();
         assert!(matches!(Lock::take(path.clone()), Err(LockError::Busy { .. })));
         drop(lock);

@@ -2,8 +2,8 @@
 //! of each selected layer, and rows count as much as the target's attention makes of them.
 //!
 //! Built from the spilled rows in two passes: the weighted means, then panels of a bounded number of rows, gathered, centred
-//! and weighted, whose products are summed. The whole of X is never there. Scratch per thread is [`ROWS`] · (p + d_t)
-//! numbers; the sums of as many target layers as [`SUMS`] allows are built in one pass over the rows.
+//! and weighted, whose products are summed. The whole of X is never there. Scratch per thread is `ROWS` · (p + d_t)
+//! numbers; the sums of as many target layers as `SUMS` allows are built in one pass over the rows.
 
 mod sums;
 

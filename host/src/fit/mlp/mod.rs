@@ -6,7 +6,7 @@
 //! are their neighbours' likes; when their loss no longer falls, the training ends with the best weights that it had. The same
 //! rows, settings and machine give the same bytes. A finished layer is kept beside the state.
 //!
-//! Memory: [`WINDOW`] bytes of rows for the keys and as many for the values, whatever there is on disk, and once more for the
+//! Memory: `WINDOW` bytes of rows for the keys and as many for the values, whatever there is on disk, and once more for the
 //! sequences held out.
 
 mod adam;
