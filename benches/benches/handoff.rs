@@ -42,7 +42,7 @@ fn handoff(criterion: &mut Criterion) {
                     mismatch: None,
                     candidates: vec![Candidate {
                         mapper: pair.mapper(),
-                        loaded: pair.loaded(),
+                        claim: pair.loaded().claim(),
                         evidence: None,
                         latency: None,
                     }],

@@ -34,6 +34,8 @@ pub enum Decision {
     Reprefill {
         /// The decision's name in the ledger.
         ticket: Ticket,
+        /// Index of the candidate that came furthest, whose reason it is; none where the request itself was at fault.
+        candidate: Option<usize>,
         /// Why.
         reason: Reason,
         /// What could have been promised, where the evidence gave a bound.
@@ -43,6 +45,8 @@ pub enum Decision {
     Stay {
         /// The decision's name in the ledger.
         ticket: Ticket,
+        /// Index of the candidate that came furthest, whose reason it is.
+        candidate: usize,
         /// Why.
         reason: Reason,
         /// What could have been promised.
@@ -156,7 +160,7 @@ impl Gate {
     pub fn decide(&self, request: &Request<'_>) -> Result<Decision, GateError> {
         if let Some(reason) = request.obstacle(self.policy.settings().max_hops) {
             let ticket = self.ledger.refuse(&self.entry(Kind::Reprefill, request, &reason))?;
-            return Ok(Decision::Reprefill { ticket, reason, prediction: None });
+            return Ok(Decision::Reprefill { ticket, candidate: None, reason, prediction: None });
         }
         let verdicts: Vec<Verdict<'_>> =
             request.candidates.iter().map(|candidate| judge::judge(&self.policy, request, candidate)).collect();
@@ -181,8 +185,8 @@ impl Gate {
         }
         let ticket = self.ledger.refuse(&entry)?;
         Ok(match kind {
-            Kind::Stay => Decision::Stay { ticket, reason, prediction },
-            _ => Decision::Reprefill { ticket, reason, prediction },
+            Kind::Stay => Decision::Stay { ticket, candidate: index, reason, prediction },
+            _ => Decision::Reprefill { ticket, candidate: Some(index), reason, prediction },
         })
     }
 
@@ -217,5 +221,5 @@ impl Gate {
 }
 
 fn terms(request: &Request<'_>, candidate: &Candidate<'_>) -> Terms {
-    Terms { artifact: candidate.loaded.artifact(), cache: request.cache }
+    Terms { claim: candidate.claim, cache: request.cache }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Loaded, Quality, Reason};
+use crate::{Claim, Digest, Quality, Reason};
 
 /// Held-out evidence of one artifact, as the pair's manifest keeps it.
 ///
@@ -85,34 +85,32 @@ impl Evidence {
     }
 
     /// Holds the evidence against what is about to run.
-    pub(crate) fn check(&self, loaded: &Loaded, precision: &str) -> Result<Checked<'_>, Reason> {
-        if self.artifact != loaded.artifact() {
-            return Err(Reason::EvidenceOfAnotherArtifact { evidence: self.artifact, artifact: loaded.artifact() });
+    pub(crate) fn check(&self, claim: &Claim, precision: &str) -> Result<Checked<'_>, Reason> {
+        if self.artifact != claim.artifact {
+            return Err(Reason::EvidenceOfAnotherArtifact { evidence: self.artifact, artifact: claim.artifact });
         }
         if self.precision != precision {
             let (evidence, request) = (self.precision.clone(), precision.to_owned());
             return Err(Reason::EvidenceInAnotherPrecision { evidence, request });
         }
-        match self.fault(loaded) {
+        match self.fault(claim) {
             Some(fault) => Err(Reason::EvidenceUnsound { fault }),
-            None => Ok(Checked { evidence: self, ends: loaded.head().saturating_add(loaded.tail()) }),
+            None => Ok(Checked { evidence: self, ends: claim.head.saturating_add(claim.tail) }),
         }
     }
 
     /// The first thing in it that can't be true.
-    fn fault(&self, loaded: &Loaded) -> Option<String> {
+    fn fault(&self, claim: &Claim) -> Option<String> {
         let mut ids = HashSet::new();
         self.documents.iter().find_map(|document| {
             let id = &document.id;
             if !ids.insert(id.as_str()) {
                 return Some(format!("document `{id}` is there twice"));
             }
-            if loaded.middle(document.tokens).is_empty() {
+            if claim.middle(document.tokens).is_empty() {
                 return Some(format!(
                     "document `{id}` has {} tokens, not more than its native head {} and tail {}",
-                    document.tokens,
-                    loaded.head(),
-                    loaded.tail()
+                    document.tokens, claim.head, claim.tail
                 ));
             }
             let arms = [

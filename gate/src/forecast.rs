@@ -7,6 +7,8 @@ use crate::{Policy, Prediction, Reason, Request, judge};
 pub struct Forecast {
     /// `migrate`, `reprefill` or `stay`.
     pub decision: &'static str,
+    /// Index of the candidate that would run, or came furthest; none where the request itself was at fault.
+    pub candidate: Option<usize>,
     /// Why.
     pub reason: Reason,
     /// What would be promised, or could be.
@@ -17,16 +19,17 @@ impl Policy {
     /// What a gate with this policy would answer.
     pub fn forecast(&self, request: &Request<'_>) -> Forecast {
         if let Some(reason) = request.obstacle(self.settings().max_hops) {
-            return Forecast { decision: "reprefill", reason, prediction: None };
+            return Forecast { decision: "reprefill", candidate: None, reason, prediction: None };
         }
         let judge = |candidate| judge::judge(self, request, candidate);
         let mut verdicts: Vec<_> = request.candidates.iter().map(judge).collect();
-        let verdict = verdicts.swap_remove(judge::preferred(&verdicts));
+        let index = judge::preferred(&verdicts);
+        let verdict = verdicts.swap_remove(index);
         let decision = match verdict.reason {
             _ if verdict.admitted => "migrate",
             Reason::SourceBetter { .. } => "stay",
             _ => "reprefill",
         };
-        Forecast { decision, reason: verdict.reason, prediction: verdict.prediction }
+        Forecast { decision, candidate: Some(index), reason: verdict.reason, prediction: verdict.prediction }
     }
 }

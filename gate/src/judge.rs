@@ -23,7 +23,7 @@ impl Verdict<'_> {
     pub(crate) fn to_json(&self) -> serde_json::Value {
         json!({
             "mapper": self.candidate.mapper,
-            "artifact": self.candidate.loaded.artifact(),
+            "artifact": self.candidate.claim.artifact,
             "admitted": self.admitted,
             "reason": self.reason.name(),
             "explanation": self.reason.to_string(),
@@ -68,7 +68,7 @@ fn demands(
         return Err(obstacle);
     }
     let evidence = candidate.evidence.ok_or(Reason::NoEvidence)?;
-    let evidence = Evidence::check(evidence, candidate.loaded, request.precision)?;
+    let evidence = Evidence::check(evidence, &candidate.claim, request.precision)?;
     let tokens = request.cache.tokens;
     let predicted = predict(policy, evidence, request.domain, tokens, request.candidates.len())?;
     let Prediction { value: mapped, bound, floor, n, .. } = *prediction.insert(predicted.prediction);

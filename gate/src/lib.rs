@@ -3,12 +3,12 @@
 //! Nothing migrates without it, and that is a matter of types rather than of discipline:
 //!
 //! 1. A host describes what it wants in a [`Request`]: the source cache, the target model, and the candidates, each a
-//!    [`Loaded`] artifact (the very bytes that would run and the pair they are for, hashed by this crate) with the held-out
-//!    [`Evidence`] of its quality.
+//!    [`Claim`] of what would run with the held-out [`Evidence`] of its quality.
 //! 2. [`Gate::decide`] weighs the evidence against the [`Policy`] and writes the decision down. The answer is a
 //!    [`Decision`]: migrate, re-prefill, or stay on the source, with a [`Reason`] that carries the numbers.
 //! 3. Only *migrate* holds a [`Permit`]. It can't be made, copied or stored; it is moved into [`Permit::redeem`], which
-//!    compares what was decided on with what is about to run: artifact, cache, target.
+//!    compares what was decided on with what is about to run: cache, target, and the [`Loaded`] artifact, whose bytes this crate
+//!    has hashed.
 //! 4. The [`Redeemed`] permit says which slots to map, wraps the mapped cache in a [`Migrated`], the one form a decoder
 //!    takes, and leaves a [`Receipt`].
 //! 5. The receipt is settled with the realised [`Quality`], or ends as unaudited or failed. Dropped, it is written down as
@@ -44,7 +44,7 @@ pub use evidence::{DocumentOutcome, Evidence};
 pub use forecast::Forecast;
 pub use latency::Latency;
 pub use ledger::{LedgerError, LedgerView, PairSummary, State, TicketFilter, TicketRow};
-pub use loaded::{Loaded, Loader, PairIdentity, WeightElem, WeightTensor};
+pub use loaded::{Claim, Loaded, Loader, PairIdentity, WeightElem, WeightTensor};
 pub use permit::{Live, Migrated, Permit, Purpose, Receipt, RedeemError, Redeemed, Trial, Trialled};
 pub use policy::{Policy, PolicyError, PolicySettings};
 pub use predict::Prediction;

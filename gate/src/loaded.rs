@@ -76,6 +76,47 @@ impl PairIdentity<'_> {
     }
 }
 
+/// What a candidate says it would run: an artifact by its digest, with what the pair's identity fixes.
+///
+/// Of bytes in memory it is a fact ([`Loaded::claim`]); of bytes that still lie on a disk it is what the pair's folder says of
+/// them. A decision may rest on either, so that gigabytes are read only for what will run: a permit is exchanged for bytes that
+/// this crate hashed, and [`Permit::redeem`](crate::Permit::redeem) holds them to the claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// What evidence and permits are bound to: [`Loaded::artifact`].
+    pub artifact: Digest,
+    /// Digest of component and shaders, where the host has read them; for the ledger, since the artifact's digest covers it.
+    pub module: Option<Digest>,
+    /// The model whose caches are mapped.
+    pub source: Digest,
+    /// The model they are mapped for.
+    pub target: Digest,
+    /// First positions that the target computes itself, in tokens.
+    pub head: usize,
+    /// Last prompt tokens that the target computes itself.
+    pub tail: usize,
+}
+
+impl Claim {
+    /// The slots that are mapped of a cache of `tokens` tokens: what head and tail leave, which may be nothing.
+    pub fn middle(&self, tokens: usize) -> Range<usize> {
+        let end = tokens.saturating_sub(self.tail);
+        self.head.min(end)..end
+    }
+
+    /// The first thing that the claimed artifact has otherwise: field, found, expected.
+    pub(crate) fn lie(&self, loaded: &Loaded) -> Option<(&'static str, String, String)> {
+        let Claim { artifact: _, module: _, source, target, head, tail } = *self;
+        let fields = [
+            ("source", loaded.source.short(), source.short()),
+            ("target", loaded.target.short(), target.short()),
+            ("head", loaded.head.to_string(), head.to_string()),
+            ("tail", loaded.tail.to_string(), tail.to_string()),
+        ];
+        fields.into_iter().find(|(_, found, claimed)| found != claimed)
+    }
+}
+
 /// A component, its shaders, its weights and its pair's identity, as they will run.
 #[derive(Debug)]
 pub struct Loaded {
@@ -129,8 +170,13 @@ impl Loaded {
 
     /// The slots that are mapped of a cache of `tokens` tokens: what head and tail leave, which may be nothing.
     pub fn middle(&self, tokens: usize) -> Range<usize> {
-        let end = tokens.saturating_sub(self.tail);
-        self.head.min(end)..end
+        self.claim().middle(tokens)
+    }
+
+    /// What it is, as a decision takes it.
+    pub fn claim(&self) -> Claim {
+        let Loaded { source, target, head, tail, module, artifact, .. } = *self;
+        Claim { artifact, module: Some(module), source, target, head, tail }
     }
 
     /// Digest of component and shaders.

@@ -6,7 +6,7 @@
 use std::{fmt, marker::PhantomData, ops::Range, time::Duration};
 
 use crate::{
-    CacheFacts, Digest, Loaded, Ticket,
+    CacheFacts, Claim, Digest, Loaded, Ticket,
     ledger::{LedgerError, lease::Lease},
 };
 
@@ -75,8 +75,8 @@ pub struct Permit<P: Purpose> {
 /// the pair's identity fixes it, and the artifact's digest the identity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// The component, shaders, weights and pair that were decided on.
-    pub(crate) artifact: Digest,
+    /// The component, shaders, weights and pair that were decided on, as they were claimed to be.
+    pub(crate) claim: Claim,
     /// The source cache that was decided on.
     pub(crate) cache: CacheFacts,
 }
@@ -93,7 +93,7 @@ impl<P: Purpose> Permit<P> {
 
     /// Digest of the artifact that may run.
     pub fn artifact(&self) -> Digest {
-        self.terms.artifact
+        self.terms.claim.artifact
     }
 
     /// Mappings the cache will have gone through after this one.
@@ -116,9 +116,11 @@ impl<P: Purpose> Permit<P> {
         cache: CacheFacts,
         target: Digest,
     ) -> Result<Redeemed<'a, P>, RedeemError> {
-        let Terms { artifact, cache: decided_on } = self.terms;
-        let swapped = if loaded.artifact() != artifact {
-            Some(RedeemError::ArtifactSwapped { expected: artifact, found: loaded.artifact() })
+        let Terms { claim, cache: decided_on } = self.terms;
+        let swapped = if loaded.artifact() != claim.artifact {
+            Some(RedeemError::ArtifactSwapped { expected: claim.artifact, found: loaded.artifact() })
+        } else if let Some((field, found, expected)) = claim.lie(loaded) {
+            Some(RedeemError::FalseClaim { artifact: claim.artifact, field, found, expected })
         } else if cache != decided_on {
             Some(RedeemError::CacheSwapped { expected: Box::new(decided_on), found: Box::new(cache) })
         } else if target != loaded.target() {
@@ -182,7 +184,7 @@ impl<'a, P: Purpose> Redeemed<'a, P> {
     /// Wraps the mapped cache, after the caller has checked that the device reported no error and every output was written.
     /// The gate can't look into it: a cache says itself under which ticket it was made, and the decoder compares.
     pub fn complete<T>(self, cache: T) -> (P::Outcome<T>, Receipt) {
-        let made = sealed::Made { cache, artifact: self.terms.artifact, ticket: self.lease.ticket().clone() };
+        let made = sealed::Made { cache, artifact: self.terms.claim.artifact, ticket: self.lease.ticket().clone() };
         (P::outcome(made), Receipt { lease: self.lease })
     }
 
@@ -290,6 +292,21 @@ pub enum RedeemError {
         expected: Digest,
         /// What was about to run.
         found: Digest,
+    },
+    /// The artifact is the one decided on, and is for other models or ends than the request said.
+    #[error(
+        "artifact {}: {field}: found {found}, expected {expected} as the request claimed; load the pair again and ask anew",
+        artifact.short()
+    )]
+    FalseClaim {
+        /// The artifact.
+        artifact: Digest,
+        /// What was claimed wrongly.
+        field: &'static str,
+        /// What the artifact has.
+        found: String,
+        /// What was claimed.
+        expected: String,
     },
     /// The cache is not the one decided on.
     #[error("the cache is {found}, the permit is for {expected}: ask anew for this cache")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Digest, Evidence, Latency, Loaded, Reason};
+use crate::{Claim, Digest, Evidence, Latency, Reason};
 
 /// One wish: this cache, of this pair, through one of these candidates.
 #[derive(Debug)]
@@ -62,8 +62,8 @@ impl fmt::Display for CacheFacts {
 pub struct Candidate<'a> {
     /// Its name, such as `ridge`.
     pub mapper: &'a str,
-    /// The bytes that would run.
-    pub loaded: &'a Loaded,
+    /// What would run.
+    pub claim: Claim,
     /// Its held-out evidence; without it, it never runs outside a trial.
     pub evidence: Option<&'a Evidence>,
     /// What the handoff and the re-prefill take here, where it was measured; otherwise it is scaled from the evidence.
@@ -86,14 +86,15 @@ impl Request<'_> {
 impl Candidate<'_> {
     /// What makes the candidate one for another request than this.
     pub(crate) fn obstacle(&self, request: &Request<'_>) -> Option<Reason> {
-        let (loaded, cache) = (self.loaded, &request.cache);
-        if cache.model != loaded.source() {
-            return Some(Reason::CacheOfAnotherModel { cache: cache.model, source: loaded.source() });
+        let Claim { source, target, head, tail, .. } = self.claim;
+        let cache = &request.cache;
+        if cache.model != source {
+            return Some(Reason::CacheOfAnotherModel { cache: cache.model, source });
         }
-        if request.target != loaded.target() {
-            return Some(Reason::ForAnotherModel { request: request.target, target: loaded.target() });
+        if request.target != target {
+            return Some(Reason::ForAnotherModel { request: request.target, target });
         }
-        let (tokens, head, tail) = (cache.tokens, loaded.head(), loaded.tail());
-        loaded.middle(tokens).is_empty().then_some(Reason::NothingToMap { tokens, head, tail })
+        let tokens = cache.tokens;
+        self.claim.middle(tokens).is_empty().then_some(Reason::NothingToMap { tokens, head, tail })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::ModelSource,
-    pair::{Pair, PairError, PairFiles},
+    pair::{Pair, PairError, PairFiles, Stored},
     sandbox::bundled::RIDGE,
 };
 
@@ -68,13 +68,22 @@ pub const DEFAULT: (Member, Member) = (Member::Medium, Member::Large);
 /// # Errors
 /// None in a program that was built whole: what is compiled in is checked like any other pair.
 pub fn default_pair() -> Result<Pair, PairError> {
-    Pair::from_bytes(
+    stored_pair()?.load()
+}
+
+/// The default pair with its weights unread.
+///
+/// # Errors
+/// As of [`default_pair`].
+pub fn stored_pair() -> Result<Stored, PairError> {
+    Stored::from_static(
         "bundled pair",
         PairFiles {
             manifest: include_bytes!("../assets/pair/pair.toml"),
             module: RIDGE,
             weights: include_bytes!("../assets/pair/weights.safetensors"),
             evidence: Some(include_bytes!("../assets/pair/evidence.json")),
+            diagnostics: None,
         },
     )
 }

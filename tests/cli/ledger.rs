@@ -18,12 +18,13 @@ fn in_flight(ledger: &Path) -> Ticket {
     let pair = bundled::default_pair().unwrap();
     let evidence = pair.evidence().unwrap();
     let cache =
-        CacheFacts { model: pair.source_digest(), digest: Digest::of(b"tokens"), serial: 1, tokens: 1280, hops: 0 };
-    let candidate = Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: Some(evidence), latency: None };
+        CacheFacts { model: pair.loaded().source(), digest: Digest::of(b"tokens"), serial: 1, tokens: 1280, hops: 0 };
+    let candidate =
+        Candidate { mapper: pair.mapper(), claim: pair.loaded().claim(), evidence: Some(evidence), latency: None };
     let request = Request {
         pair: pair.name(),
         cache,
-        target: pair.target_digest(),
+        target: pair.loaded().target(),
         domain: None,
         backend: &evidence.backend,
         precision: &evidence.precision,
@@ -34,7 +35,7 @@ fn in_flight(ledger: &Path) -> Ticket {
     let Decision::Migrate { permit, .. } = gate.decide(&request).unwrap() else {
         panic!("the bundled pair is refused")
     };
-    let (_, receipt) = permit.redeem(pair.loaded(), cache, pair.target_digest()).unwrap().complete(());
+    let (_, receipt) = permit.redeem(pair.loaded(), cache, pair.loaded().target()).unwrap().complete(());
     receipt.hand_over(Duration::from_secs(5 * 86_400)).unwrap()
 }
 

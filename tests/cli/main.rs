@@ -2,6 +2,7 @@
 
 mod ledger;
 mod pairs;
+mod store;
 
 use std::{
     fs,

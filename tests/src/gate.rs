@@ -71,7 +71,7 @@ pub fn evidence(loaded: &Loaded, n: usize) -> Evidence {
 
 /// A candidate without a latency of its own.
 pub fn candidate<'a>(mapper: &'a str, loaded: &'a Loaded, evidence: &'a Evidence) -> Candidate<'a> {
-    Candidate { mapper, loaded, evidence: Some(evidence), latency: None }
+    Candidate { mapper, claim: loaded.claim(), evidence: Some(evidence), latency: None }
 }
 
 /// A request that every candidate with enough evidence is admitted for.

@@ -8,6 +8,8 @@
 mod known_answers;
 #[path = "conform/own_shader.rs"]
 mod own_shader;
+#[path = "conform/residency.rs"]
+mod residency;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
                 trials.push(backend.trial(name, move |device| conforms(case, elem, device)));
             }
         }
-        let bodies: [(&str, Body); 9] = [
+        let bodies: [(&str, Body); 10] = [
             ("slices_give_identical_bytes", slices_give_identical_bytes),
             ("an_unwritten_output_is_found", an_unwritten_output_is_found),
             ("nan_and_infinity_are_found", nan_and_infinity_are_found),
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
             ("own_shaders_need_a_gpu", own_shaders_need_a_gpu),
             ("a_pair_folder_carries_a_shader", own_shader::a_pair_folder_carries_a_shader),
             ("jobs_share_a_device", jobs_share_a_device),
+            ("weights_are_paged_under_a_budget", residency::weights_are_paged_under_a_budget),
             ("head_matched_gives_known_answers", known_answers::head_matched),
             ("mlp_gives_known_answers", known_answers::mlp),
         ];

@@ -70,8 +70,8 @@ fn a_fitted_pair_is_read_measured_and_better_than_its_controls() {
     let out = setup.out("pair");
     setup.fit(&setup.options("pair"), |_| ControlFlow::Continue(())).unwrap();
     let pair = Pair::open(&out).unwrap();
-    assert_eq!(pair.mismatch(&setup.source, &setup.target), None);
-    assert!(pair.mismatch(&setup.target, &setup.source).is_some(), "a pair has a direction");
+    assert_eq!(pair.card().mismatch(&setup.source, &setup.target), None);
+    assert!(pair.card().mismatch(&setup.target, &setup.source).is_some(), "a pair has a direction");
     let manifest = pair.manifest();
     let corpus = &manifest.fit.corpora[0];
     assert_eq!((corpus.selection.len(), corpus.evidence.len()), (2, 6));

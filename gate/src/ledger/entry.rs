@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{ErrorCode, named_params};
 
 use crate::{
-    Candidate, Loaded, Policy, Prediction, Reason, Request, Ticket,
+    Candidate, Claim, Policy, Prediction, Reason, Request, Ticket,
     judge::Verdict,
     ledger::{Ledger, LedgerError, State, lease_end, now_ms},
 };
@@ -73,7 +73,7 @@ impl Entry<'_> {
         let verdicts: serde_json::Value = verdicts.iter().map(Verdict::to_json).collect();
         let integer = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         // An obstacle may stop a request before one candidate is looked at; it is then about what the first would have done.
-        let about = candidate.or(request.candidates.first()).map(|candidate| candidate.loaded);
+        let about = candidate.or(request.candidates.first()).map(|candidate| candidate.claim);
         ledger.connection().execute(
             "INSERT INTO tickets (
                  ticket, decided_ms, policy, pair, source_model, target_model, cache_model, cache, tokens, hops, head,
@@ -88,20 +88,20 @@ impl Entry<'_> {
                 ":now": now,
                 ":policy": policy.digest().to_string(),
                 ":pair": request.pair,
-                ":source_model": about.map_or(request.cache.model, Loaded::source).to_string(),
+                ":source_model": about.map_or(request.cache.model, |claim: Claim| claim.source).to_string(),
                 ":target_model": request.target.to_string(),
                 ":cache_model": request.cache.model.to_string(),
                 ":cache": request.cache.digest.to_string(),
                 ":tokens": integer(request.cache.tokens),
                 ":hops": request.cache.next_hop(),
-                ":head": integer(about.map_or(0, Loaded::head)),
-                ":tail": integer(about.map_or(0, Loaded::tail)),
+                ":head": integer(about.map_or(0, |claim| claim.head)),
+                ":tail": integer(about.map_or(0, |claim| claim.tail)),
                 ":domain": request.domain,
                 ":backend": request.backend,
                 ":precision": request.precision,
                 ":mapper": candidate.map(|candidate| candidate.mapper),
-                ":artifact": candidate.map(|candidate| candidate.loaded.artifact().to_string()),
-                ":module": candidate.map(|candidate| candidate.loaded.module().to_string()),
+                ":artifact": candidate.map(|candidate| candidate.claim.artifact.to_string()),
+                ":module": candidate.and_then(|candidate| candidate.claim.module).map(|module| module.to_string()),
                 ":candidates": verdicts.to_string(),
                 ":decision": kind.name(),
                 ":reason": reason.name(),

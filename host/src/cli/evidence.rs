@@ -8,11 +8,11 @@ use kvmig_gate::{
 
 use crate::{
     measure::{statistics::Interval, summary::ArmSummary},
-    pair::Pair,
+    pair::Card,
 };
 
 /// Every arm side by side, per domain: means over documents with their 95 % bootstrap intervals.
-pub(super) fn evidence_table(out: &mut impl Write, pair: &Pair) -> io::Result<()> {
+pub(super) fn evidence_table(out: &mut impl Write, pair: &Card) -> io::Result<()> {
     let Some(evidence) = &pair.manifest().evidence else {
         return writeln!(out, "no evidence: the gate admits nothing; fit the pair again");
     };
@@ -70,16 +70,22 @@ fn interval(i: &Interval, digits: usize) -> String {
 pub(super) struct Forecasts<'a>(Vec<(Option<&'a str>, Forecast)>);
 
 impl<'a> Forecasts<'a> {
-    pub(super) fn new(pair: &'a Pair, policy: &Policy) -> Forecasts<'a> {
-        let Some(evidence) = pair.evidence() else { return Forecasts(Vec::new()) };
+    /// `pair`: the mappers that the policy would choose between, called `name`.
+    pub(super) fn new(name: &str, pair: &[&'a Card], policy: &Policy) -> Forecasts<'a> {
+        let Some(evidence) = pair.iter().find_map(|card| card.evidence()) else { return Forecasts(Vec::new()) };
         let answer = |domain: Option<&'a str>| {
             let of_domain = |document: &&DocumentOutcome| domain.is_none_or(|domain| document.domain == domain);
             // Summed wide: lengths are whatever the file says.
             let tokens: Vec<u128> = evidence.documents.iter().filter(of_domain).map(|d| d.tokens as u128).collect();
             let mean = tokens.iter().sum::<u128>() / tokens.len().max(1) as u128;
-            (domain, policy.forecast(&like(pair, evidence, domain, mean as usize)))
+            (domain, policy.forecast(&like(name, pair, evidence, domain, mean as usize)))
         };
         Forecasts(evidence.domains().into_iter().map(Some).chain([None]).map(answer).collect())
+    }
+
+    /// The answer to a request that names no domain.
+    pub(super) fn of_any(&self) -> Option<&Forecast> {
+        self.0.iter().find(|(domain, _)| domain.is_none()).map(|(_, forecast)| forecast)
     }
 
     /// A line for each.
@@ -109,20 +115,27 @@ impl<'a> Forecasts<'a> {
     }
 }
 
-fn like<'a>(pair: &'a Pair, evidence: &'a Evidence, domain: Option<&'a str>, tokens: usize) -> Request<'a> {
+fn like<'a>(
+    name: &'a str,
+    pair: &[&'a Card],
+    evidence: &'a Evidence,
+    domain: Option<&'a str>,
+    tokens: usize,
+) -> Request<'a> {
+    let candidate = |card: &&'a Card| {
+        Some(Candidate { mapper: card.mapper(), claim: card.claim()?, evidence: card.evidence(), latency: None })
+    };
+    let candidates: Vec<Candidate<'a>> = pair.iter().filter_map(candidate).collect();
+    let models = pair.first().map(|card| (card.identity().source.digest, card.identity().target.digest));
+    let (source, target) = models.unwrap_or((Digest::of(b""), Digest::of(b"")));
     Request {
-        pair: pair.name(),
-        cache: CacheFacts { model: pair.source_digest(), digest: Digest::of(b""), serial: 0, tokens, hops: 0 },
-        target: pair.target_digest(),
+        pair: name,
+        cache: CacheFacts { model: source, digest: Digest::of(b""), serial: 0, tokens, hops: 0 },
+        target,
         domain,
         backend: &evidence.backend,
         precision: &evidence.precision,
         mismatch: None,
-        candidates: vec![Candidate {
-            mapper: pair.mapper(),
-            loaded: pair.loaded(),
-            evidence: Some(evidence),
-            latency: None,
-        }],
+        candidates,
     }
 }

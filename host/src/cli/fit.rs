@@ -196,8 +196,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         sweep_table(&mut out, fit)?;
         ends_table(&mut out, pair)?;
         ablation_table(&mut out, fit)?;
-        evidence_table(&mut out, pair)?;
-        Forecasts::new(pair, gate.policy()).table(&mut out)?;
+        evidence_table(&mut out, pair.card())?;
+        Forecasts::new(pair.name(), &[pair.card()], gate.policy()).table(&mut out)?;
         if pairs.len() > 1 {
             writeln!(out)?;
         }

@@ -1,5 +1,6 @@
 //! The command line: parse, then resolve, then act. One file a command.
 
+mod bytes;
 mod conform;
 mod devices;
 mod evidence;
@@ -24,7 +25,7 @@ use kvmig_gate::parse::printable;
 /// fit` makes a pair folder from some text, `kvmig run --pair` uses it.
 ///
 /// Exit codes: 0 done, whatever the gate decided (`run` gives an answer also where it re-prefills or stays on the source);
-/// 1 done, and the answer is no: `run --require-migration` migrated nothing, a case of `conform` failed; 2 an error, and
+/// 1 done, and the answer is no: `run --require-migration` migrated nothing, a case of `conform` failed, `pair verify` found something wrong; 2 an error, and
 /// nothing is left half-written; 130 interrupted twice.
 #[derive(Debug, Parser)]
 #[command(name = "kvmig", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
@@ -37,7 +38,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Fit(Box<fit::Args>),
-    Pair(pair::Args),
+    Pair(Box<pair::Args>),
     Devices(devices::Args),
     Conform(conform::Args),
     Gate(gate::Args),
@@ -48,7 +49,7 @@ enum Command {
 pub enum Ending {
     /// What was asked for was done.
     Done,
-    /// It was done, and the answer is no: the gate refused under `--require-migration`, a conformance case failed.
+    /// It was done, and the answer is no: the gate refused under `--require-migration`, a conformance case failed, a pair is not whole.
     Negative,
 }
 
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Fit(args) => fit::run(*args),
-        Command::Pair(args) => pair::run(args),
+        Command::Pair(args) => pair::run(*args),
         Command::Devices(args) => devices::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Gate(args) => gate::run(args),

@@ -9,7 +9,7 @@ use crate::{
     bundled::{self, Member},
     device::{Device, DeviceChoice},
     engine::{LoadOptions, Model, ModelSource, Precision},
-    pair::{Pair, PairError},
+    pair::{Cards, PairError},
 };
 
 /// How to load the models.
@@ -103,12 +103,21 @@ impl From<OsString> for PairArg {
     }
 }
 
-impl PairArg {
-    /// Reads and checks it.
-    pub(super) fn open(&self) -> Result<Pair, PairError> {
+impl std::fmt::Display for PairArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            PairArg::Bundled => bundled::default_pair(),
-            PairArg::Folder(folder) => Pair::open(folder),
+            PairArg::Bundled => f.write_str("bundled"),
+            PairArg::Folder(folder) => write!(f, "{}", folder.display()),
+        }
+    }
+}
+
+impl PairArg {
+    /// Reads its cards.
+    pub(super) fn open(&self) -> Result<Cards, PairError> {
+        match self {
+            PairArg::Bundled => Ok(Cards::from(bundled::stored_pair()?)),
+            PairArg::Folder(folder) => Cards::open(folder),
         }
     }
 }

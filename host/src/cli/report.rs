@@ -4,13 +4,14 @@ use std::io::{self, Write};
 
 use kvmig_gate::{Quality, parse::printable};
 
-use crate::migrate::{Ask, Record, Setup};
+use crate::migrate::{Ask, Offer, Record, Setup};
 
 use super::say;
 
 /// Prints a run as it goes.
 pub(super) struct Report {
     head: Vec<String>,
+    several: bool,
     shown: bool,
     spoke: bool,
 }
@@ -18,15 +19,17 @@ pub(super) struct Report {
 impl Report {
     /// A report on `ask`; a silent one where a record is printed instead.
     pub(super) fn new(setup: &Setup<'_>, ask: &Ask<'_>, shown: bool) -> Report {
-        let device = setup.device.info();
-        let pair = setup.pair;
+        let device = setup.store.device().info();
+        // With several mappers to choose from, the decision says which.
+        let mapper = |offer: &Offer| format!("{}, k = {}", offer.card().mapper(), offer.card().manifest().fit.k);
+        let mappers: Vec<String> = setup.offers.iter().map(mapper).collect();
         let head = vec![
             line("models", &format!("{} → {}", setup.source.name(), setup.target.name())),
-            line("pair", &format!("{}: {}, k = {}", pair.name(), pair.mapper(), pair.manifest().fit.k)),
+            line("pair", &format!("{}: {}", setup.pair, mappers.join("; "))),
             line("device", &format!("{} ({}, {})", device.name, device.backend, device.driver)),
             line("prompt", &format!("{} tokens", grouped(ask.tokens.len()))),
         ];
-        Report { head, shown, spoke: false }
+        Report { head, several: mappers.len() > 1, shown, spoke: false }
     }
 
     /// The decision and its cost, when the first token is there.
@@ -35,7 +38,8 @@ impl Report {
             return;
         }
         let mut lines = std::mem::take(&mut self.head);
-        lines.push(line("decision", &format!("{}: {}", record.decision, record.reason_text)));
+        let by = if self.several { format!(" ({})", record.mapper) } else { String::new() };
+        lines.push(line("decision", &format!("{}{by}: {}", record.decision, record.reason_text)));
         let t = &record.tokens;
         if record.decision == "migrate" {
             let share = 100.0 * t.mapped as f64 / t.prompt as f64;
@@ -52,6 +56,7 @@ impl Report {
         if record.decision == "migrate" {
             let stages = [
                 ("gate", ms.gate),
+                ("weights", ms.weights),
                 ("module", ms.module),
                 ("upload", ms.upload),
                 ("map", ms.map),

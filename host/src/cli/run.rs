@@ -1,6 +1,7 @@
 //! `kvmig run`: one prompt, handed from the source to the target.
 
 use std::{
+    collections::BTreeSet,
     io::{Read, Write},
     path::PathBuf,
     sync::Arc,
@@ -13,12 +14,12 @@ use kvmig_gate::Evidence;
 use crate::{
     bundled,
     engine::Sampling,
-    migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, run as hand_over},
-    pair::{NameError, Pair, check_name},
+    migrate::{Answered, Ask, Event, HandoffError, Offer, Setup, Store, run as hand_over},
+    pair::{Cards, NameError, check_name},
 };
 
 use super::{
-    Ending, interrupt,
+    Ending, bytes, interrupt,
     ledger::{LedgerArgs, PolicyArgs},
     models::{DeviceArgs, EngineArgs, ModelArg, PairArg},
     progress::prefill_bar,
@@ -41,7 +42,8 @@ Examples:
   kvmig run --pair P --source small.gguf --target large.gguf --prompt-file talk.txt --audit
   kvmig run --json --audit | jq .realised           for scripts: the record of the run")]
 pub(super) struct Args {
-    /// Pair folder that `kvmig fit` made, with --source and --target; or `bundled`, which brings its models
+    /// Pair folder that `kvmig fit` made, or a folder of such folders, one for each mapper to choose from, with --source and
+    /// --target; or `bundled`, which brings its models
     #[arg(long, value_name = "FOLDER")]
     pair: Option<PairArg>,
     /// Model that has the conversation: a Hugging Face folder, a GGUF file or bundled:NAME
@@ -62,6 +64,12 @@ pub(super) struct Args {
     /// Domain of the prompt, such as code: the gate then judges by the evidence of that domain alone
     #[arg(long, value_name = "NAME", value_parser = domain)]
     domain: Option<String>,
+    /// Kind of the one mapper that may run, such as ridge [default: of those that the gate admits, the quickest]
+    #[arg(long, value_name = "KIND", value_parser = domain)]
+    mapper: Option<String>,
+    /// Bytes that mappers' weights may take on the device, such as 12GiB [default: as many as there are]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    device_budget: Option<u64>,
     /// After the answer, measure what the migration was worth, against a re-prefill; or, where the gate refused it, what it
     /// would have been worth (always done on the bundled default)
     #[arg(long)]
@@ -94,20 +102,31 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let clock = Instant::now();
     let options = args.engine.options()?;
     let device = args.device.open()?;
-    let pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
+    let mut pair = args.pair.as_ref().unwrap_or(&PairArg::Bundled).open()?;
+    if let Some(kind) = &args.mapper {
+        pair = pair.of_kind(kind)?;
+    }
     if let Some(domain) = &args.domain {
         unknown_domain(domain, &pair);
     }
     let (source, target) = (source.load(options)?, target.load(options)?);
     // Other weights of the same kind are for the gate to refuse; here the answer itself would be nonsense, or is not meant.
     target.tokenizer().check_sibling(source.tokenizer())?;
-    pair.check_kind(&source, &target)?;
+    pair.first().card().check_kind(&source, &target)?;
     let gate = Arc::new(args.ledger.open_gate(policy)?);
-    let mapper = Mapper::load(&pair, &device)?;
+    let offers = pair.stored().iter().map(|stored| Offer::new(stored, &device)).collect::<Result<Vec<_>, _>>()?;
+    let store = Store::new(&device, args.device_budget);
     let tokens = source.tokenizer().encode(&prompt)?;
     let load_ms = clock.elapsed().as_secs_f64() * 1e3;
-    let setup =
-        Setup { gate: &gate, device: &device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms };
+    let setup = Setup {
+        gate: &gate,
+        source: &source,
+        target: &target,
+        pair: pair.name(),
+        offers: &offers,
+        store: &store,
+        load_ms,
+    };
     // What the bundled default is there for is to show all of it.
     let audit = args.audit || args.is_default();
     let ask =
@@ -216,10 +235,11 @@ fn domain(text: &str) -> Result<String, NameError> {
 }
 
 /// Says so where the pair has no evidence of a domain: the gate will refuse, and a misspelling is soon made.
-fn unknown_domain(domain: &str, pair: &Pair) {
-    let known = pair.evidence().map(Evidence::domains).unwrap_or_default();
-    if !known.is_empty() && !known.contains(&domain) {
-        let known = known.join(", ");
+fn unknown_domain(domain: &str, pair: &Cards) {
+    let evidence = pair.stored().iter().filter_map(|stored| stored.card().evidence());
+    let known: BTreeSet<&str> = evidence.flat_map(Evidence::domains).collect();
+    if !known.is_empty() && !known.contains(domain) {
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
         warn(&format!(
             "--domain {domain}: the pair has evidence of {known} alone; leave --domain out to be judged by all of it"
         ));

@@ -163,6 +163,11 @@ impl Device {
         weights::load(self, loaded)
     }
 
+    /// Bytes that an artifact's weights will take there.
+    pub fn weight_bytes(&self, loaded: &kvmig_gate::Loaded) -> u64 {
+        weights::bytes(self, loaded)
+    }
+
     /// Replays the job's recordings and writes the target's slots.
     ///
     /// # Errors

@@ -31,6 +31,14 @@ impl ResidentWeights {
         self.loaded.artifact()
     }
 
+    /// Bytes they take on the device.
+    pub fn bytes(&self) -> u64 {
+        match &self.place {
+            Place::Cpu(_) => cpu_bytes(&self.loaded),
+            Place::Gpu(_) => gpu_bytes(&self.loaded),
+        }
+    }
+
     /// The artifact.
     pub(crate) fn loaded(&self) -> &Loaded {
         &self.loaded
@@ -68,6 +76,28 @@ pub(super) fn widen(tensor: &WeightTensor) -> Cow<'_, [f32]> {
             halves.iter().map(|x| x.to_f32()).collect::<Vec<_>>().into()
         }
     }
+}
+
+/// Bytes that an artifact's weights will take on a device.
+pub(super) fn bytes(device: &Device, loaded: &Loaded) -> u64 {
+    match device {
+        Device::Cpu(_) => cpu_bytes(loaded),
+        Device::Gpu(_) => gpu_bytes(loaded),
+    }
+}
+
+/// What was read, which is used where it lies, and what is widened beside it.
+fn cpu_bytes(loaded: &Loaded) -> u64 {
+    let tensor = |tensor: &WeightTensor| match tensor.elem() {
+        WeightElem::F32 => tensor.byte_len(),
+        WeightElem::F16 => 3 * tensor.byte_len(),
+    };
+    loaded.weights().values().map(|weight| tensor(weight) as u64).sum()
+}
+
+/// A copy. (The host keeps what was read, to be held against permits; that is no memory of the adapter.)
+fn gpu_bytes(loaded: &Loaded) -> u64 {
+    loaded.weights().values().map(|tensor| 8 * tensor.words().len() as u64).sum()
 }
 
 pub(super) fn load(device: &Device, loaded: &Arc<Loaded>) -> Result<ResidentWeights, DeviceError> {

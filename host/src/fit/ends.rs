@@ -13,7 +13,7 @@ use crate::{
     device::Device,
     engine::{Model, PrefillOptions},
     measure::audit::{CONTINUATION, Native},
-    migrate::{self, Mapper, Setup},
+    migrate::{self, Offer, Setup, Store},
     pair::{Draft, EndsPoint, PairError},
 };
 
@@ -112,8 +112,11 @@ pub(super) fn attempt(
 ) -> Result<(Vec<Quality>, f64), FitError> {
     let Tools { gate, device, source, target } = tools;
     let pair = draft.pair();
-    let mapper = Mapper::load(pair, device)?;
-    let setup = Setup { gate, device, source, target, pair, mapper: &mapper, load_ms: 0.0 };
+    let (store, offer) = (Store::new(device, None), Offer::of(pair, device)?);
+    // What a handoff takes is measured with the weights there.
+    store.get(&offer)?;
+    let offers = std::slice::from_ref(&offer);
+    let setup = Setup { gate, source, target, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
     let (mut outcomes, mut ms) = (Vec::with_capacity(documents.len()), 0.0);
     for Document { tokens, domain, cache, native } in documents {
         let planes = target.reserve(tokens.len() + CONTINUATION);

@@ -16,7 +16,7 @@ use crate::{
         audit::{CONTINUATION, Native},
         summary::TextArms,
     },
-    migrate::{self, Mapper, Setup},
+    migrate::{self, Offer, Setup, Store},
     pair::Pair,
 };
 
@@ -38,8 +38,11 @@ impl<'a> Bench<'a> {
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<(Evidence, Vec<(String, TextArms)>), FitError> {
         let Bench { gate, device, source, target, pair } = *self;
-        let mapper = Mapper::load(pair, device)?;
-        let setup = Setup { gate, device, source, target, pair, mapper: &mapper, load_ms: 0.0 };
+        let (store, offer) = (Store::new(device, None), Offer::of(pair, device)?);
+        // What a handoff takes is measured with the weights there.
+        store.get(&offer)?;
+        let offers = std::slice::from_ref(&offer);
+        let setup = Setup { gate, source, target, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
         let backend = self.device.info().backend;
         let precision = migrate::precision(self.source, self.target).to_owned();
         let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), precision };

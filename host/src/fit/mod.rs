@@ -10,6 +10,7 @@ mod choose;
 mod content;
 pub mod corpus;
 pub mod design;
+pub mod diagnostics;
 mod ends;
 mod error;
 mod evidence;
@@ -342,7 +343,7 @@ fn draft(
         ablations: found.ablations.to_vec(),
         corpora: plan.corpora.clone(),
     };
-    let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None };
+    let manifest = Manifest { name: options.name.clone(), identity, fit, evidence: None, diagnostics: None };
     Draft::new(manifest, options.module.clone(), weights)
 }
 

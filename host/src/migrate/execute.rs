@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    Mapper,
+    Mapper, MapperError,
     handoff::{facts, millis},
     record::Stages,
 };
@@ -34,6 +34,9 @@ pub enum ExecuteError {
     /// What is about to run is not what was decided on.
     #[error(transparent)]
     Redeem(#[from] RedeemError),
+    /// The weights can't be brought onto the device, or are not those that were decided on.
+    #[error(transparent)]
+    Weights(Box<MapperError>),
     /// The module failed, declined, or asked for what it may not.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -56,6 +59,7 @@ impl ExecuteError {
     pub fn name(&self) -> &'static str {
         match self {
             ExecuteError::Redeem(_) => "redeem_failed",
+            ExecuteError::Weights(_) => "weights_failed",
             ExecuteError::Sandbox(_) => "module_failed",
             ExecuteError::Device(_) => "device_failed",
             ExecuteError::NativeLayers(_) => "native_layers_failed",

@@ -3,7 +3,7 @@
 //! Multiplications and additions counted singly, matrix products and attention only. A speed-up is reported beside this limit,
 //! because at equal efficiency per operation it can't be passed.
 
-use crate::{engine::ModelConfig, pair::Pair};
+use crate::{engine::ModelConfig, pair::Identity};
 
 use super::record::Flops;
 
@@ -29,8 +29,8 @@ pub struct Natively {
 
 impl Natively {
     /// A pair's.
-    pub fn of(pair: &Pair) -> Natively {
-        Natively { head: pair.head(), tail: pair.tail(), layers: pair.native_layers() }
+    pub fn of(pair: &Identity) -> Natively {
+        Natively { head: pair.head, tail: pair.tail, layers: pair.native_layers }
     }
 }
 

@@ -3,23 +3,21 @@
 //! Refused, or failed on the way, the target's ordinary prefill runs, and what follows is bit-identical to never having
 //! tried.
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{ops::ControlFlow, sync::Arc, thread, time::Instant};
 
 use kvmig_gate::{
-    CacheFacts, Candidate, Decision, DigestBuilder, Gate, GateError, Live, Permit, Prediction, Reason, Receipt,
+    CacheFacts, Decision, Digest, DigestBuilder, Gate, GateError, Live, Permit, Prediction, Purpose, Reason, Receipt,
     Request, Ticket,
 };
 
 use crate::{
     cache::{KvCache, KvPlanes},
-    device::Device,
     engine::{EngineError, Model, OtherTokenizer, Precision, PrefillOptions, Progress, Sampling, Session},
     measure::audit,
-    pair::Pair,
 };
 
 use super::{
-    ExecuteError, Mapper, TrialError,
+    ExecuteError, Mapper, Offer, PageIn, Store, TrialError,
     answer::Answer,
     execute,
     flops::{FlopCount, Natively},
@@ -28,20 +26,20 @@ use super::{
 };
 
 /// Everything that outlives a request.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
     /// The gate.
     pub gate: &'a Gate,
-    /// The device that maps.
-    pub device: &'a Device,
     /// The model that has the conversation.
     pub source: &'a Model,
     /// The model that shall have it.
     pub target: &'a Model,
-    /// The pair.
-    pub pair: &'a Pair,
-    /// Its mapper, resident on the device.
-    pub mapper: &'a Mapper,
+    /// What people and the ledger call the pair.
+    pub pair: &'a str,
+    /// Its mappers, at least one, all for the same two models.
+    pub offers: &'a [Offer],
+    /// Where their weights are made resident: the device that maps.
+    pub store: &'a Store<'a>,
     /// Milliseconds that loading all of this took.
     pub load_ms: f64,
 }
@@ -150,7 +148,8 @@ pub struct Answered {
 
 /// Answers a request.
 ///
-/// `each` sees every [`Event`]; an answer of `false` stops, with the ticket ended as far as it got.
+/// `each` sees every [`Event`]; an answer of `false` stops, with the ticket ended as far as it got. While the source prefills, the
+/// weights of the mapper that the policy would choose are brought onto the device, where they are not yet.
 ///
 /// # Errors
 /// [`HandoffError`]; two models of different tokenizers are refused before anything runs. A mapper that fails is no error: the
@@ -162,7 +161,39 @@ pub fn run(
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Answered, HandoffError> {
     setup.target.tokenizer().check_sibling(setup.source.tokenizer()).map_err(Box::new)?;
-    let mut ms = Stages { load: setup.load_ms, weights: setup.mapper.weights_ms(), ..Stages::default() };
+    let cold: Vec<bool> = setup.offers.iter().map(|offer| !setup.store.is_resident(offer)).collect();
+    let likely = forecast(setup, ask).filter(|&index| cold[index]).map(|index| &setup.offers[index]);
+    thread::scope(|scope| {
+        if let Some(offer) = likely {
+            let prefetch = thread::Builder::new().name("kvmig-page-in".into());
+            // Whoever needs the weights asks for them again, and tells what was wrong; so it is with a thread that can't start.
+            let _ = prefetch.spawn_scoped(scope, || drop(setup.store.get(offer)));
+        }
+        answer(setup, ask, &cold, each)
+    })
+}
+
+/// Index of the offer that the policy would choose for such a prompt, before there is a cache.
+fn forecast(setup: &Setup<'_>, ask: Ask<'_>) -> Option<usize> {
+    let cache = CacheFacts {
+        model: setup.source.digest(),
+        digest: Digest::of(&[]),
+        serial: 0,
+        tokens: ask.tokens.len(),
+        hops: 0,
+    };
+    let forecast = with_request(setup, ask.domain, cache, |request| setup.gate.policy().forecast(request));
+    forecast.candidate.filter(|_| forecast.decision == "migrate")
+}
+
+/// `cold` says of each offer whether its weights were not on the device when the request came.
+fn answer(
+    setup: &Setup<'_>,
+    ask: Ask<'_>,
+    cold: &[bool],
+    each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
+) -> Result<Answered, HandoffError> {
+    let mut ms = Stages { load: setup.load_ms, ..Stages::default() };
     let clock = Instant::now();
     let planes = reserve(setup.target, ask);
     ms.reserve = millis(clock);
@@ -176,21 +207,24 @@ pub fn run(
     let decision = decide(setup, ask, &prefilled.cache)?;
     ms.gate = millis(clock);
     let reached = match decision {
-        Decision::Migrate { permit, prediction, reason, .. } => {
+        Decision::Migrate { permit, candidate, prediction, reason } => {
             let job = execute::Job { cache: &prefilled.cache, target: setup.target, planes };
-            let verdict = Verdict::new("migrate", permit.ticket(), &reason, Some(prediction));
-            migrate(setup, ask, job, permit, verdict, &mut ms, each)?
+            let verdict = Verdict::new("migrate", permit.ticket(), candidate, &reason, Some(prediction));
+            let mut reached = migrate(setup, ask, job, permit, verdict, &mut ms, each)?;
+            reached.page_in = reached.page_in.filter(|_| cold[candidate]);
+            reached
         }
-        Decision::Reprefill { ticket, reason, prediction } => {
-            let verdict = Verdict::new("reprefill", &ticket, &reason, prediction);
+        Decision::Reprefill { ticket, candidate, reason, prediction } => {
+            let offer = candidate.unwrap_or(0);
+            let verdict = Verdict::new("reprefill", &ticket, offer, &reason, prediction);
             let session = reprefill(setup, ask, planes, &verdict, &mut ms, each)?;
-            let refused = Some(Refused { cache: Some(prefilled.cache) });
+            let refused = Some(Refused { offer, cache: Some(prefilled.cache) });
             Reached { refused, ..Reached::natively(session, verdict) }
         }
-        Decision::Stay { ticket, reason, prediction } => {
-            let verdict = Verdict::new("stay", &ticket, &reason, prediction);
+        Decision::Stay { ticket, candidate: offer, reason, prediction } => {
+            let verdict = Verdict::new("stay", &ticket, offer, &reason, prediction);
             let session = setup.source.session(prefilled)?;
-            Reached { refused: Some(Refused { cache: None }), ..Reached::natively(session, verdict) }
+            Reached { refused: Some(Refused { offer, cache: None }), ..Reached::natively(session, verdict) }
         }
     };
     ms.close(millis(clock));
@@ -204,32 +238,44 @@ struct Reached<'m> {
     refused: Option<Refused>,
     verdict: Verdict,
     hops: u32,
+    page_in: Option<PageIn>,
     trouble: Option<Trouble>,
 }
 
 impl<'m> Reached<'m> {
     fn natively(session: Session<'m>, verdict: Verdict) -> Reached<'m> {
-        Reached { session, receipt: None, refused: None, verdict, hops: 0, trouble: None }
+        Reached { session, receipt: None, refused: None, verdict, hops: 0, page_in: None, trouble: None }
     }
 }
 
-/// A request that the gate refused, with the source's cache of it unless the source itself goes on from that.
-struct Refused {
-    cache: Option<KvCache>,
+/// A request that the gate refused.
+pub(super) struct Refused {
+    /// Index of the offer that came furthest.
+    pub(super) offer: usize,
+    /// The source's cache, unless the source itself goes on from that.
+    pub(super) cache: Option<KvCache>,
 }
 
 /// A decision, once its permit is spent.
 struct Verdict {
     decision: &'static str,
     ticket: Ticket,
+    /// Index of the offer that it is about.
+    offer: usize,
     reason: &'static str,
     text: String,
     prediction: Option<Prediction>,
 }
 
 impl Verdict {
-    fn new(decision: &'static str, ticket: &Ticket, reason: &Reason, prediction: Option<Prediction>) -> Verdict {
-        Verdict { decision, ticket: ticket.clone(), reason: reason.name(), text: reason.to_string(), prediction }
+    fn new(
+        decision: &'static str,
+        ticket: &Ticket,
+        offer: usize,
+        reason: &Reason,
+        prediction: Option<Prediction>,
+    ) -> Verdict {
+        Verdict { decision, ticket: ticket.clone(), offer, reason: reason.name(), text: reason.to_string(), prediction }
     }
 
     /// The migration was allowed and came to nothing.
@@ -240,31 +286,27 @@ impl Verdict {
 }
 
 fn decide(setup: &Setup<'_>, ask: Ask<'_>, cache: &KvCache) -> Result<Decision, GateError> {
-    with_request(setup, ask.domain, cache, |request| setup.gate.decide(request))
+    with_request(setup, ask.domain, facts(cache), |request| setup.gate.decide(request))
 }
 
-/// Puts what the gate is asked together, for a decision and a trial alike.
+/// Puts what the gate is asked together, for a decision, a trial and a forecast alike.
 pub(super) fn with_request<T>(
     setup: &Setup<'_>,
     domain: Option<&str>,
-    cache: &KvCache,
+    cache: CacheFacts,
     answer: impl FnOnce(&Request<'_>) -> T,
 ) -> T {
-    let Setup { source, target, pair, device, .. } = setup;
+    let Setup { source, target, pair, offers, store, .. } = setup;
     answer(&Request {
-        pair: pair.name(),
-        cache: facts(cache),
+        pair,
+        cache,
         target: target.digest(),
         domain,
-        backend: &device.info().backend,
+        backend: &store.device().info().backend,
         precision: precision(source, target),
-        mismatch: pair.mismatch(source, target).as_deref(),
-        candidates: vec![Candidate {
-            mapper: pair.mapper(),
-            loaded: pair.loaded(),
-            evidence: pair.evidence(),
-            latency: None,
-        }],
+        // All are for the same models.
+        mismatch: offers.first().and_then(|offer| offer.card().mismatch(source, target)).as_deref(),
+        candidates: offers.iter().map(Offer::candidate).collect(),
     })
 }
 
@@ -292,6 +334,25 @@ pub fn precision(source: &Model, target: &Model) -> &'static str {
     }
 }
 
+/// The mapper that a permit is for, resident; the permit is given back where it can't be.
+pub(super) fn page_in<P: Purpose>(
+    setup: &Setup<'_>,
+    offer: &Offer,
+    permit: Permit<P>,
+    ms: &mut Stages,
+) -> Result<(Permit<P>, Arc<Mapper>), ExecuteError> {
+    let clock = Instant::now();
+    let mapper = setup.store.get(offer);
+    ms.weights = millis(clock);
+    match mapper {
+        Ok(mapper) => Ok((permit, mapper)),
+        Err(error) => {
+            permit.fail(&error.to_string())?;
+            Err(ExecuteError::Weights(Box::new(error)))
+        }
+    }
+}
+
 fn migrate<'m>(
     setup: &Setup<'m>,
     ask: Ask<'_>,
@@ -302,7 +363,12 @@ fn migrate<'m>(
     each: &mut (dyn FnMut(Event<'_>) -> bool + Send),
 ) -> Result<Reached<'m>, HandoffError> {
     let hops = permit.hops();
-    let (migrated, receipt) = match execute::execute(permit, setup.mapper, setup.device, job, ms) {
+    let mut paged_in = None;
+    let executed = page_in(setup, &setup.offers[verdict.offer], permit, ms).and_then(|(permit, mapper)| {
+        paged_in = Some(mapper.page_in());
+        execute::execute(permit, &mapper, setup.store.device(), job, ms)
+    });
+    let (migrated, receipt) = match executed {
         Ok(done) => done,
         Err(error) => {
             let verdict = verdict.failed(&error);
@@ -316,7 +382,9 @@ fn migrate<'m>(
     let resumed = setup.target.resume_mapped(migrated, ask.tokens);
     ms.native_ends = millis(clock);
     match resumed {
-        Ok(session) => Ok(Reached { receipt: Some(receipt), hops, ..Reached::natively(session, verdict) }),
+        Ok(session) => {
+            Ok(Reached { receipt: Some(receipt), hops, page_in: paged_in, ..Reached::natively(session, verdict) })
+        }
         Err(error) => {
             let error = ExecuteError::Resume(error);
             let trouble = setup.gate.failed(receipt, &error.to_string()).err().map(Trouble::from);
@@ -397,9 +465,9 @@ fn finish(
             audit(setup, ask, &session, receipt, &mut record).map(|()| true)
         }
         (Some(receipt), _) => setup.gate.unaudited(receipt).map(|_| true).map_err(Trouble::from),
-        (None, Some(Refused { cache })) if auditing => {
+        (None, Some(refused)) if auditing => {
             drop(session);
-            trial::of_refused(setup, ask, cache, &mut record)
+            trial::of_refused(setup, ask, refused, &mut record)
         }
         (None, _) => Ok(false),
     };
@@ -412,33 +480,35 @@ fn finish(
 
 /// The record as far as it is known before the answer.
 fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) -> Record {
-    let Reached { verdict, hops, .. } = reached;
-    let (pair, prompt) = (setup.pair, ask.tokens.len());
+    let Reached { verdict, hops, page_in, .. } = reached;
+    let (offer, prompt) = (&setup.offers[verdict.offer], ask.tokens.len());
+    let claim = offer.claim();
     let tokens = match verdict.decision {
         "migrate" => {
-            let mapped = pair.loaded().middle(prompt);
+            let mapped = claim.middle(prompt);
             Tokens {
                 prompt,
                 mapped: mapped.len(),
                 native_head: mapped.start,
                 native_tail: prompt - mapped.end,
-                native_layers: pair.native_layers(),
+                native_layers: offer.card().identity().native_layers,
                 generated: 0,
             }
         }
         _ => Tokens { prompt, ..Tokens::default() },
     };
-    let map_flops = setup.mapper.flops_per_token();
+    let natively = Natively::of(offer.card().identity());
+    let flops = FlopCount::new(setup.target.config(), offer.flops_per_token(), prompt, &natively);
     Record {
         schema: SCHEMA,
         ticket: verdict.ticket.to_string(),
         decision: verdict.decision,
         reason: verdict.reason.to_owned(),
         reason_text: verdict.text.clone(),
-        pair: pair.name().to_owned(),
-        mapper: pair.mapper().to_owned(),
+        pair: setup.pair.to_owned(),
+        mapper: offer.card().mapper().to_owned(),
         hops: *hops,
-        module_digest: pair.loaded().module(),
+        module_digest: offer.module_digest(),
         policy_digest: setup.gate.policy().digest(),
         domain: ask.domain.map(str::to_owned),
         leverage: None,
@@ -448,8 +518,9 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
         miss: None,
         tokens,
         ms,
-        flops: FlopCount::new(setup.target.config(), map_flops, prompt, &Natively::of(pair)).into(),
-        device: setup.device.info(),
+        page_in: *page_in,
+        flops: flops.into(),
+        device: setup.store.device().info(),
         text: String::new(),
     }
 }

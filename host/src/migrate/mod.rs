@@ -13,11 +13,13 @@ mod flops;
 mod handoff;
 mod mapper;
 mod record;
+mod store;
 mod trial;
 
 pub use execute::{ExecuteError, Job, execute};
 pub use flops::{FlopCount, Natively};
 pub use handoff::{Answered, Ask, Event, HandoffError, Setup, Trouble, facts, precision, run};
-pub use mapper::{Mapper, MapperError};
+pub use mapper::{Mapper, MapperError, Offer, PageIn};
 pub use record::{Flops, Leverage, Record, SCHEMA, Stages, Tokens};
+pub use store::Store;
 pub use trial::{TrialError, trial};

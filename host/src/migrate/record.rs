@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::device::DeviceInfo;
 
 /// Version of the record's form. A draft until three mappers and a third party's module run on it.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// One run, from the request to the answer.
 #[derive(Clone, Debug, Serialize)]
@@ -23,11 +23,11 @@ pub struct Record {
     pub reason_text: String,
     /// Name of the pair.
     pub pair: String,
-    /// Kind of the mapper that ran or would have.
+    /// Kind of the mapper that ran, or whose refusal gave the reason.
     pub mapper: String,
     /// Mappings the resumed cache has gone through; 0 after an ordinary prefill.
     pub hops: u32,
-    /// Digest of the module that ran or would have.
+    /// Digest of its module.
     pub module_digest: Digest,
     /// Digest of the policy that decided.
     pub policy_digest: Digest,
@@ -47,6 +47,9 @@ pub struct Record {
     pub tokens: Tokens,
     /// Milliseconds by stage.
     pub ms: Stages,
+    /// What it took to bring the mapper's weights onto the device, where they were not there when the request came: hidden
+    /// behind the source's prefill but for `ms.weights`.
+    pub page_in: Option<super::PageIn>,
     /// What a handoff could win at most, by counting operations.
     pub flops: Flops,
     /// The device that ran or would have.
@@ -86,10 +89,8 @@ pub struct Tokens {
 /// to `other`, and of `reprefill` where that ran instead.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Stages {
-    /// Reading models and pair, once a process.
+    /// Reading models, and the pair but its weights, once a process.
     pub load: f64,
-    /// Making the pair's weights resident on the device, once a process: part of `load`.
-    pub weights: f64,
     /// Reserving memory for the target's cache, before the source prefills. A map and an ordinary prefill fill it alike; a
     /// serving engine has it before a request comes.
     pub reserve: f64,
@@ -97,6 +98,8 @@ pub struct Stages {
     pub source_prefill: f64,
     /// The decision.
     pub gate: f64,
+    /// Waiting for the mapper's weights, where they were not on the device by then.
+    pub weights: f64,
     /// Planning and recording in the sandbox, and checking what was recorded.
     pub module: f64,
     /// The target's first layers over the whole prompt, where the pair has such.
@@ -122,9 +125,9 @@ pub struct Stages {
 impl Stages {
     /// Takes the time of the whole, and names what the stages leave of it.
     pub(super) fn close(&mut self, handoff: f64) {
-        let Stages { gate, module, native_layers, upload, map, readback, install, native_ends, reprefill, .. } = *self;
-        let stages =
-            gate + module + native_layers + upload + map + readback + install + native_ends + reprefill.unwrap_or(0.0);
+        let Stages { gate, weights, module, native_layers, upload, map, readback, install, native_ends, .. } = *self;
+        let natively = native_layers + native_ends + self.reprefill.unwrap_or(0.0);
+        let stages = gate + weights + module + upload + map + readback + install + natively;
         self.handoff = handoff;
         // The device's own clocks may add up to a little more than ours.
         self.other = (handoff - stages).max(0.0);

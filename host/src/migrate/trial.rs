@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     Ask, ExecuteError, Setup, Trouble, execute,
-    handoff::{audit, with_request},
+    handoff::{Refused, audit, facts, page_in, with_request},
     record::{Record, Stages},
 };
 
@@ -35,7 +35,7 @@ impl From<ExecuteError> for TrialError {
     }
 }
 
-/// Maps the source's `cache` of `tokens` into `planes` under a permit to try it. The session can be scored, and not advanced.
+/// Maps the source's `cache` of `tokens` into `planes` under a permit to try the setup's one offer. The session can be scored, and not advanced.
 ///
 /// # Errors
 /// [`TrialError`]; a ticket that was issued has ended as failed.
@@ -46,9 +46,13 @@ pub fn trial<'m>(
     cache: &KvCache,
     planes: KvPlanes,
 ) -> Result<(TrialSession<'m>, Receipt), TrialError> {
-    let permit = with_request(setup, domain, cache, |request| setup.gate.trial(request))?;
+    let permit = with_request(setup, domain, facts(cache), |request| setup.gate.trial(request))?;
+    // The gate tries one mapper, or it would have refused.
+    let (permit, mapper) = page_in(setup, &setup.offers[0], permit, &mut Stages::default())?;
     let job = execute::Job { cache, target: setup.target, planes };
-    let (trialled, receipt) = execute::execute(permit, setup.mapper, setup.device, job, &mut Stages::default())?;
+    let device = setup.store.device();
+    let (trialled, receipt) = execute::execute(permit, &mapper, device, job, &mut Stages::default())?;
+    drop(mapper);
     match setup.target.resume_trial(trialled, tokens) {
         Ok(session) => Ok((session, receipt)),
         Err(error) => {
@@ -63,12 +67,13 @@ pub fn trial<'m>(
 pub(super) fn of_refused(
     setup: &Setup<'_>,
     ask: Ask<'_>,
-    cache: Option<KvCache>,
+    Refused { offer, cache }: Refused,
     record: &mut Record,
 ) -> Result<bool, Trouble> {
     let again = || setup.source.prefill(ask.tokens, PrefillOptions::default()).map(|prefilled| prefilled.cache);
     let cache = cache.map_or_else(again, Ok).map_err(TrialError::from)?;
     let planes = setup.target.reserve(ask.tokens.len() + CONTINUATION);
+    let setup = &Setup { offers: &setup.offers[offer..=offer], ..*setup };
     let (session, receipt) = match trial(setup, ask.tokens, ask.domain, &cache, planes) {
         Err(TrialError::Gate(GateError::NoTrial(_))) => return Ok(false),
         tried => tried?,

@@ -9,8 +9,8 @@ use kvmig_gate::{
 use serde::Deserialize;
 
 use super::{
-    EVIDENCE, FORMAT, Identity, MANIFEST, MODULE, Manifest, ModelRecord, NameError, PairError, PairFiles, WEIGHTS,
-    check_name, file, kinds::Kind, summary,
+    EVIDENCE, FORMAT, Identity, MANIFEST, Manifest, ModelRecord, NameError, PairError, WEIGHTS, check_name, file,
+    kinds::Kind, summary,
 };
 use crate::cache::{CacheLayout, Elem};
 
@@ -44,7 +44,7 @@ pub(super) fn parse(label: &str, bytes: &[u8]) -> Result<Manifest, PairError> {
 /// What a manifest calls things is fit to be shown to a person.
 fn names(label: &str, manifest: &Manifest) -> Result<(), PairError> {
     const MEND: &str = "mend the name or fit the pair again";
-    let Manifest { name, identity, fit, evidence } = manifest;
+    let Manifest { name, identity, fit, evidence, diagnostics: _ } = manifest;
     let corpora = || fit.corpora.iter().enumerate();
     let domains = evidence.iter().flat_map(|record| {
         let own_text = record.own_text.iter().map(|text| &text.domain);
@@ -78,22 +78,15 @@ fn text(label: &str, name: &str, field: &str, text: &str) -> Result<(), PairErro
     Err(disagree(label, name, field, format!("`{printed}`"), expected, "mend it or fit the pair again"))
 }
 
-/// The files are those that the manifest names.
-pub(super) fn digests(label: &str, manifest: &Manifest, files: &PairFiles<'_>) -> Result<(), PairError> {
-    const MEND: &str = "the file changed after the pair was made: copy the folder again or fit the pair again";
-    let identity = &manifest.identity;
-    same(&file(label, MODULE), "sha256", Digest::of(files.module), identity.mapper.module, MEND)?;
-    same(&file(label, WEIGHTS), "sha256", Digest::of(files.weights), identity.weights.sha256, MEND)?;
-    match (&manifest.evidence, files.evidence) {
-        (Some(record), Some(bytes)) => same(&file(label, EVIDENCE), "sha256", Digest::of(bytes), record.sha256, MEND),
-        (None, None) => Ok(()),
-        (Some(_), None) => Err(disagree(label, EVIDENCE, "file", "nothing", "the evidence of the manifest", MEND)),
-        (None, Some(_)) => Err(disagree(label, MANIFEST, "evidence", "nothing", "the record of evidence.json", MEND)),
-    }
+const CHANGED: &str = "the file changed after the pair was made: copy the folder again or fit the pair again";
+
+/// A file is the one that the manifest names.
+pub(super) fn digest(label: &str, name: &str, found: Digest, expected: Digest) -> Result<(), PairError> {
+    same(&file(label, name), "sha256", found, expected, CHANGED)
 }
 
-/// Models, layouts, settings and weights fit each other.
-pub(super) fn identity(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
+/// Models and layouts fit each other.
+pub(super) fn identity(label: &str, manifest: &Manifest) -> Result<(), PairError> {
     const MEND: &str = "fit the pair again";
     let identity = &manifest.identity;
     let Identity { source, target, tail, .. } = identity;
@@ -120,6 +113,13 @@ pub(super) fn identity(label: &str, manifest: &Manifest, loaded: &Loaded) -> Res
             return Err(disagree(label, MANIFEST, &field, found, expected, MEND));
         }
     }
+    Ok(())
+}
+
+/// Settings and weights fit the models, and each other.
+pub(super) fn weights(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
+    const MEND: &str = "fit the pair again";
+    let identity = &manifest.identity;
     let elem = match identity.weights.elem {
         Elem::F32 => WeightElem::F32,
         Elem::F16 => WeightElem::F16,
@@ -154,19 +154,31 @@ fn layout_fault(layout: &CacheLayout) -> Option<(&'static str, String, String)> 
     (!(theta.is_finite() && theta > 0.0)).then(|| ("rope.theta", theta.to_string(), "a positive number".to_owned()))
 }
 
-/// The evidence is about what is loaded.
-pub(super) fn evidence(
-    label: &str,
-    manifest: &Manifest,
-    loaded: &Loaded,
-    bytes: Option<&[u8]>,
-) -> Result<Option<Evidence>, PairError> {
-    const MEND: &str = "fit the pair again: evidence counts for the bytes it was measured on only";
-    let (Some(record), Some(bytes)) = (&manifest.evidence, bytes) else { return Ok(None) };
+const MEASURED: &str = "fit the pair again: evidence counts for the bytes it was measured on only";
+
+/// What is loaded is what the evidence is about.
+pub(super) fn artifact(label: &str, manifest: &Manifest, loaded: &Loaded) -> Result<(), PairError> {
+    let Some(record) = &manifest.evidence else { return Ok(()) };
+    same(&file(label, MANIFEST), "evidence.artifact", record.artifact, loaded.artifact(), MEASURED)
+}
+
+/// The evidence is the one that the manifest summarises.
+pub(super) fn evidence(label: &str, manifest: &Manifest, bytes: Option<&[u8]>) -> Result<Option<Evidence>, PairError> {
+    let (record, bytes) = match (&manifest.evidence, bytes) {
+        (Some(record), Some(bytes)) => (record, bytes),
+        (None, None) => return Ok(None),
+        (Some(_), None) => {
+            return Err(disagree(label, EVIDENCE, "file", "nothing", "the evidence of the manifest", CHANGED));
+        }
+        (None, Some(_)) => {
+            let expected = "the record of evidence.json";
+            return Err(disagree(label, MANIFEST, "evidence", "nothing", expected, CHANGED));
+        }
+    };
+    digest(label, EVIDENCE, Digest::of(bytes), record.sha256)?;
     let name = file(label, EVIDENCE);
     let evidence: Evidence = from_json(bytes).map_err(|source| PairError::Evidence { file: name.clone(), source })?;
-    same(&file(label, MANIFEST), "evidence.artifact", record.artifact, loaded.artifact(), MEND)?;
-    same(&name, "artifact", evidence.artifact, loaded.artifact(), MEND)?;
+    same(&name, "artifact", evidence.artifact, record.artifact, MEASURED)?;
     text(label, EVIDENCE, "backend", &evidence.backend)?;
     text(label, EVIDENCE, "precision", &evidence.precision)?;
     for (i, document) in evidence.documents.iter().enumerate() {

@@ -47,6 +47,14 @@ pub enum PairError {
         /// What and where.
         source: ParseError,
     },
+    /// The diagnostics are not what they should be.
+    #[error("{file}: {source}; restore the file, or remove it and the manifest's line `diagnostics`")]
+    Diagnostics {
+        /// The file.
+        file: String,
+        /// What and where.
+        source: ParseError,
+    },
     /// The module can't run here, or does not describe itself.
     #[error("{file}: {source}")]
     Module {
@@ -74,6 +82,60 @@ pub enum PairError {
         tensor: String,
         /// First such element.
         index: usize,
+    },
+    /// A folder that is not removed.
+    #[error("{}: {what}; {mend}; nothing was removed", folder.display())]
+    NotRemoved {
+        /// The folder.
+        folder: PathBuf,
+        /// Why not.
+        what: String,
+        /// What to do.
+        mend: &'static str,
+    },
+    /// Mappers of one folder that are for different models.
+    #[error(
+        "{folder}: the {which} is {found}, that of {than} is {expected}: one folder holds mappers of the same two models; name \
+         one of the pair folders, or sort them by models"
+    )]
+    OfOtherModels {
+        /// The pair folder that differs.
+        folder: String,
+        /// `source` or `target`.
+        which: &'static str,
+        /// Its model.
+        found: String,
+        /// The pair folder that it differs from.
+        than: String,
+        /// That one's model.
+        expected: String,
+    },
+    /// Two mappers of one folder that nobody could tell apart.
+    #[error(
+        "{} and {}: both are {kind} mappers: one folder holds one mapper of a kind; name one of the two, or move one away",
+        folders[0], folders[1]
+    )]
+    TwoOfOneKind {
+        /// The kind.
+        kind: String,
+        /// Their folders.
+        folders: [String; 2],
+    },
+    /// A folder without mappers.
+    #[error("{folder}: found no pair folder; `kvmig pair list` shows those below a folder")]
+    NoMapper {
+        /// The folder.
+        folder: String,
+    },
+    /// A kind of mapper that was asked for and is not there.
+    #[error("{pair}: no {kind} mapper, expected {found}; fit one, or choose another --mapper")]
+    NoSuchMapper {
+        /// The pair.
+        pair: String,
+        /// What was asked for.
+        kind: String,
+        /// What there is.
+        found: String,
     },
     /// Two things that have to agree don't.
     #[error("{file}: {field}: found {found}, expected {expected}; {mend}")]

@@ -18,6 +18,9 @@ pub const FORMAT: u32 = 3;
 pub struct Manifest {
     /// What people and the ledger call it.
     pub name: String,
+    /// SHA-256 of `diagnostics.json`, where there is one. It is for people: nothing that runs or decides reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diagnostics: Option<Digest>,
     /// What the mapper computes.
     pub identity: Identity,
     /// How it was fitted.

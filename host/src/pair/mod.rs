@@ -1,14 +1,22 @@
 //! Pairs: what moves a conversation from one model to one of its siblings.
 //!
 //! A pair is a folder of four files: the readable manifest `pair.toml`, the module `mapper.wasm`, which carries its own shaders
-//! in its description, `weights.safetensors`, and `evidence.json`, the outcomes of the held-out documents. [`Pair::open`] and [`Pair::from_bytes`] parse and check all of
-//! it; a [`Pair`] need not be checked again, except against the two models it is used with ([`Pair::check`]).
+//! in its description, `weights.safetensors`, and `evidence.json`, the outcomes of the held-out documents. Weights may be
+//! gigabytes, so a folder is read in two steps: a [`Card`], manifest and evidence, is what a gate decides by, and [`Stored::load`]
+//! makes a [`Pair`] of it, which need not be checked again. Both are held against the two models they are used with
+//! ([`Card::check`]). A folder of such folders holds several mappers of one pair of models: [`Cards`].
 
+mod card;
+mod cards;
 mod check;
+mod diagnostics;
 mod error;
+mod find;
 mod kinds;
 mod manifest;
 mod name;
+mod remove;
+mod stored;
 mod summary;
 mod weights;
 mod write;
@@ -18,21 +26,26 @@ use std::{
     sync::Arc,
 };
 
-use kvmig_gate::{Digest, Evidence, Loaded, Loader, PairIdentity};
+use kvmig_gate::{Digest, Evidence, Loaded};
 
 use crate::{
-    engine::Model,
     measure::summary::{TextArms, summarise, summarise_texts},
-    sandbox::{HostError, Module, Sandbox, SandboxError, SandboxLimits},
+    sandbox::Module,
 };
 
+pub use card::Card;
+pub use cards::Cards;
+pub use diagnostics::{Diagnostics, ForwardCurve, HeatMap, PerSide};
 pub use error::PairError;
+pub use find::{Found, find};
 pub use kinds::{MlpSettings, RidgeSettings};
 pub use manifest::{
     AblationPoint, CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord,
     ModelRecord, SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,
 };
 pub use name::{NameError, check_name};
+pub use remove::remove;
+pub use stored::Stored;
 pub use weights::{Tensor, encode as encode_weights, rounded};
 
 /// The manifest's file name.
@@ -44,17 +57,18 @@ pub const MODULE: &str = "mapper.wasm";
 /// The file name of the held-out documents' outcomes.
 pub const EVIDENCE: &str = "evidence.json";
 
-/// Every file of a folder.
+/// The file name of what a fit saw of its own work; not every pair has it.
+pub const DIAGNOSTICS: &str = "diagnostics.json";
+
+/// Every file that each folder has.
 const FILES: [&str; 4] = [MANIFEST, MODULE, WEIGHTS, EVIDENCE];
 
-/// A checked pair: digests agree, shapes agree, numbers are finite, evidence is about what is loaded.
+/// A checked pair, loaded: digests agree, shapes agree, numbers are finite, evidence is about what is loaded.
 #[derive(Debug)]
 pub struct Pair {
-    manifest: Manifest,
+    card: Card,
     module: Module,
     loaded: Arc<Loaded>,
-    evidence: Option<Evidence>,
-    label: String,
 }
 
 /// The bytes of a pair's files.
@@ -68,88 +82,72 @@ pub struct PairFiles<'a> {
     pub weights: &'a [u8],
     /// `evidence.json`, where the manifest has evidence.
     pub evidence: Option<&'a [u8]>,
+    /// `diagnostics.json`, where the manifest names it.
+    pub diagnostics: Option<&'a [u8]>,
 }
 
 impl Pair {
-    /// Reads a pair folder.
+    /// Reads a pair folder, all of it; [`Stored::open`] leaves module and weights for later.
     ///
     /// # Errors
     /// [`PairError`], naming file, field, what was found and what was expected.
     pub fn open(folder: &Path) -> Result<Pair, PairError> {
-        let read = |name: &str| {
-            let file = folder.join(name);
-            std::fs::read(&file).map_err(|source| PairError::Read { file, source })
-        };
-        let (manifest, module, weights) = (read(MANIFEST)?, read(MODULE)?, read(WEIGHTS)?);
-        let label = folder.display().to_string();
-        let wants_evidence = check::parse(&label, &manifest)?.evidence.is_some();
-        let evidence = if wants_evidence { Some(read(EVIDENCE)?) } else { None };
-        let files =
-            PairFiles { manifest: &manifest, module: &module, weights: &weights, evidence: evidence.as_deref() };
-        Pair::from_bytes(&label, files)
+        Stored::open(folder)?.load()
     }
 
-    /// Checks a pair whose files are in memory, compiled into the program say; `label` is what messages call it.
+    /// Checks a pair whose files are in memory; `label` is what messages call it.
     ///
     /// # Errors
     /// [`PairError`], naming file, field, what was found and what was expected.
     pub fn from_bytes(label: &str, files: PairFiles<'_>) -> Result<Pair, PairError> {
-        let manifest = check::parse(label, files.manifest)?;
-        check::digests(label, &manifest, &files)?;
-        let (module, loaded) = load(label, &manifest.identity, files.module, files.weights)?;
-        check::identity(label, &manifest, &loaded)?;
-        let evidence = check::evidence(label, &manifest, &loaded, files.evidence)?;
-        Ok(Pair { manifest, module, loaded: Arc::new(loaded), evidence, label: label.to_owned() })
+        Pair::load(Card::parse(label, files.manifest, files.evidence)?, files.module, files.weights)
+    }
+
+    /// Loads what a card describes. Whatever the files held when the card was read, these are the bytes that are held to it.
+    fn load(card: Card, component: &[u8], weights: &[u8]) -> Result<Pair, PairError> {
+        let module = card.read_module(component)?;
+        let loaded = card.read_weights(component, &module, weights)?;
+        Ok(Pair { card, module, loaded: Arc::new(loaded) })
+    }
+
+    /// What it says of itself.
+    pub fn card(&self) -> &Card {
+        &self.card
     }
 
     /// What people and the ledger call it.
     pub fn name(&self) -> &str {
-        &self.manifest.name
+        self.card.name()
     }
 
     /// The whole manifest.
     pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+        self.card.manifest()
     }
 
     /// What the mapper computes.
     pub fn identity(&self) -> &Identity {
-        &self.manifest.identity
-    }
-
-    /// Digest of the model whose caches it maps.
-    pub fn source_digest(&self) -> Digest {
-        self.manifest.identity.source.digest
-    }
-
-    /// Digest of the model it maps them for.
-    pub fn target_digest(&self) -> Digest {
-        self.manifest.identity.target.digest
+        self.card.identity()
     }
 
     /// First positions that the target computes itself, in tokens.
     pub fn head(&self) -> usize {
-        self.manifest.identity.head
+        self.identity().head
     }
 
     /// Last prompt tokens that the target computes itself.
     pub fn tail(&self) -> usize {
-        self.manifest.identity.tail
+        self.identity().tail
     }
 
     /// First layers that the target computes itself, for every token.
     pub fn native_layers(&self) -> usize {
-        self.manifest.identity.native_layers
+        self.identity().native_layers
     }
 
     /// Kind of mapper, such as `ridge`.
     pub fn mapper(&self) -> &str {
-        &self.manifest.identity.mapper.kind
-    }
-
-    /// The JSON that its module is set with.
-    pub fn settings(&self) -> &str {
-        &self.manifest.identity.mapper.settings
+        self.card.mapper()
     }
 
     /// The module, compiled from the bytes of [`Pair::loaded`], whose shaders are those of its description.
@@ -164,56 +162,8 @@ impl Pair {
 
     /// What it did on held-out documents.
     pub fn evidence(&self) -> Option<&Evidence> {
-        self.evidence.as_ref()
+        self.card.evidence()
     }
-
-    /// Whether the two models that are there are of the kind that the pair was fitted for, whatever their weights: where they
-    /// are not, nobody can mean to use them with it.
-    ///
-    /// # Errors
-    /// [`PairError::Disagreement`] for another tokenizer, shape or rotation.
-    pub fn check_kind(&self, source: &Model, target: &Model) -> Result<(), PairError> {
-        check::kinds(&self.label, &self.manifest.identity, &ModelRecord::of(source), &ModelRecord::of(target))
-    }
-
-    /// Holds the pair against the two models that are there.
-    ///
-    /// # Errors
-    /// [`PairError::Disagreement`] for another model, tokenizer, shape or rotation than the pair was fitted for.
-    pub fn check(&self, source: &Model, target: &Model) -> Result<(), PairError> {
-        self.check_kind(source, target)?;
-        check::models(&self.label, &self.manifest.identity, &ModelRecord::of(source), &ModelRecord::of(target))
-    }
-
-    /// [`Pair::check`] as the sentence a gate writes down.
-    pub fn mismatch(&self, source: &Model, target: &Model) -> Option<String> {
-        self.check(source, target).err().map(|error| error.to_string())
-    }
-}
-
-/// Copies module and weights into memory of their own and hashes the copies. The module's shaders are in its description: it
-/// is asked for them, so that they are part of the artifact too.
-fn load(label: &str, identity: &Identity, bytes: &[u8], weights: &[u8]) -> Result<(Module, Loaded), PairError> {
-    let wrong = |error: SandboxError| PairError::Module { file: file(label, MODULE), source: Box::new(error) };
-    let sandbox = match Sandbox::new(SandboxLimits::default(), Sandbox::user_folder().as_deref()) {
-        // The folder only saves the time to compile.
-        Err(HostError::Store(_)) => Sandbox::new(SandboxLimits::default(), None),
-        other => other,
-    };
-    let module = sandbox.map_err(|error| wrong(error.into()))?.load(bytes).map_err(wrong)?;
-    let pair = PairIdentity {
-        source: identity.source.digest,
-        target: identity.target.digest,
-        head: identity.head,
-        tail: identity.tail,
-        details: &identity.bytes(),
-    };
-    let mut loader = Loader::new(bytes.to_vec(), &pair);
-    for (name, wgsl) in module.metadata().shaders.iter() {
-        loader.shader(name, wgsl);
-    }
-    weights::load(&file(label, WEIGHTS), weights, &mut loader)?;
-    Ok((module, loader.finish()))
 }
 
 /// What messages call a file of the pair.
@@ -227,6 +177,7 @@ pub struct Draft {
     pair: Pair,
     module: Vec<u8>,
     weights: Vec<u8>,
+    diagnostics: Option<Diagnostics>,
 }
 
 impl Draft {
@@ -235,16 +186,27 @@ impl Draft {
     /// # Errors
     /// [`PairError`] where the parts don't fit together.
     pub fn new(manifest: Manifest, module: Vec<u8>, weights: Vec<u8>) -> Result<Draft, PairError> {
-        let manifest = Manifest { evidence: None, ..manifest };
+        let manifest = Manifest { evidence: None, diagnostics: None, ..manifest };
         let label = manifest.name.clone();
         let text = toml::to_string(&manifest)?;
-        let files = PairFiles { manifest: text.as_bytes(), module: &module, weights: &weights, evidence: None };
-        Ok(Draft { pair: Pair::from_bytes(&label, files)?, module, weights })
+        let files = PairFiles {
+            manifest: text.as_bytes(),
+            module: &module,
+            weights: &weights,
+            evidence: None,
+            diagnostics: None,
+        };
+        Ok(Draft { pair: Pair::from_bytes(&label, files)?, module, weights, diagnostics: None })
     }
 
     /// The pair as it can be tried.
     pub fn pair(&self) -> &Pair {
         &self.pair
+    }
+
+    /// The same, with what the fit saw of its own work to be written beside it.
+    pub fn with_diagnostics(self, diagnostics: Diagnostics) -> Draft {
+        Draft { diagnostics: Some(diagnostics), ..self }
     }
 
     /// Writes the folder, with evidence where there is some: all of it under another name first, then renamed. `texts` are the
@@ -266,13 +228,16 @@ impl Draft {
             domains: summarise(&evidence.documents),
             own_text: summarise_texts(texts),
         });
-        let manifest = Manifest { evidence: record, ..self.pair.manifest };
+        let diagnostics = self.diagnostics.as_ref().map(Diagnostics::bytes);
+        let digest = diagnostics.as_deref().map(Digest::of);
+        let manifest = Manifest { evidence: record, diagnostics: digest, ..self.pair.card.into_manifest() };
         let text = write::manifest(&manifest)?;
         let files = PairFiles {
             manifest: text.as_bytes(),
             module: &self.module,
             weights: &self.weights,
             evidence: evidence_bytes.as_deref(),
+            diagnostics: diagnostics.as_deref(),
         };
         let pair = Pair::from_bytes(&folder.display().to_string(), files)?;
         write::folder(folder, files)?;

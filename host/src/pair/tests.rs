@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kvmig_gate::{DocumentOutcome, PairIdentity, Quality};
+use kvmig_gate::{DocumentOutcome, Loader, PairIdentity, Quality};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::*;
@@ -83,7 +83,7 @@ fn draft(elem: Elem) -> Draft {
         }],
         corpora: vec![],
     };
-    let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None };
+    let manifest = Manifest { name: "small-to-large".into(), identity, fit, evidence: None, diagnostics: None };
     Draft::new(manifest, module, weights).unwrap()
 }
 
@@ -166,6 +166,31 @@ fn what_was_written_is_read() {
         let names: Vec<_> = fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["pair"], "nothing is left beside the folder");
     }
+}
+
+/// For people: a changed file is noticed where it is shown or verified, and is no obstacle to what runs.
+#[test]
+fn diagnostics_are_kept_beside_the_pair() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("pair");
+    let diagnostics = Diagnostics {
+        r2: Some(HeatMap { keys: vec![vec![0.5, 0.25]], values: vec![vec![0.1, 0.2]] }),
+        rows_per_feature: Some(12.5),
+        ..Diagnostics::default()
+    };
+    let draft = draft(Elem::F16);
+    let artifact = draft.pair().loaded().artifact();
+    draft.with_diagnostics(diagnostics.clone()).write(&folder, None, &[]).unwrap();
+    let stored = Stored::open(&folder).unwrap();
+    assert_eq!(stored.diagnostics().unwrap(), Some(diagnostics));
+    assert_eq!(stored.verify().unwrap().loaded().artifact(), artifact, "they are no part of what runs");
+    replace(&folder.join(DIAGNOSTICS), "12.5", "99.5");
+    for error in [stored.diagnostics().unwrap_err(), stored.verify().unwrap_err()] {
+        assert!(error.to_string().contains("diagnostics.json: sha256: found"), "{error}");
+    }
+    stored.load().unwrap();
+    remove(&folder).unwrap();
+    assert!(!folder.exists());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 
 use kvmig_gate::Evidence;
 
-use super::{EVIDENCE, MANIFEST, MODULE, Manifest, PairError, PairFiles, WEIGHTS};
+use super::{DIAGNOSTICS, EVIDENCE, MANIFEST, MODULE, Manifest, PairError, PairFiles, WEIGHTS};
 
 /// What a reader meets first.
 const PREAMBLE: &str = "\
@@ -48,6 +48,7 @@ pub(super) fn folder(folder: &Path, files: PairFiles<'_>) -> Result<(), PairErro
         (MODULE, Some(files.module)),
         (WEIGHTS, Some(files.weights)),
         (EVIDENCE, files.evidence),
+        (DIAGNOSTICS, files.diagnostics),
     ];
     for (name, bytes) in parts {
         let Some(bytes) = bytes else { continue };

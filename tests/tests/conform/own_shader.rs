@@ -8,7 +8,7 @@ use kvmig::{
     device::Device,
     engine::{LoadOptions, Model, Sampling},
     fit::ridge::Lambda,
-    migrate::{self, Ask, Mapper, Setup},
+    migrate::{self, Ask, Offer, Setup, Store},
     pair::{Draft, FORMAT, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair, WeightsRecord},
 };
 use kvmig_gate::{Digest, DocumentOutcome, Evidence, Gate, Policy, Quality};
@@ -36,9 +36,16 @@ pub(super) fn a_pair_folder_carries_a_shader(device: &Device) -> Result<(), Fail
     let pair = Pair::open(&written)?;
     assert_eq!(pair.loaded().shaders().len(), 1, "its shader is part of the artifact");
     let gate = Gate::open(Policy::default(), &folder.path().join("ledger.sqlite"))?;
-    let mapper = Mapper::load(&pair, device)?;
-    let setup =
-        Setup { gate: &gate, device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms: 0.0 };
+    let (store, offers) = (Store::new(device, None), [Offer::of(&pair, device)?]);
+    let setup = Setup {
+        gate: &gate,
+        source: &source,
+        target: &target,
+        pair: pair.name(),
+        offers: &offers,
+        store: &store,
+        load_ms: 0.0,
+    };
     let mut tokens = source.tokenizer().encode(bundled::PROMPT)?;
     tokens.truncate(TOKENS);
     let ask = Ask { tokens: &tokens, domain: None, generate: 3, sampling: Sampling::Greedy, audit: false };
@@ -90,7 +97,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         ablations: vec![],
         corpora: vec![],
     };
-    let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None };
+    let manifest = Manifest { name: "ones".into(), identity, fit, evidence: None, diagnostics: None };
     Ok(Draft::new(manifest, MODULE.to_vec(), weights)?)
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvmig_gate::{
-    CacheFacts, Digest, Evidence, Gate, GateError, LedgerError, Loaded, Loader, PairIdentity, Permit, Policy,
-    PolicySettings, Quality, Receipt, RedeemError, State, TicketFilter, Trial, WeightElem,
+    CacheFacts, Candidate, Claim, Digest, Evidence, Gate, GateError, LedgerError, Loaded, Loader, PairIdentity, Permit,
+    Policy, PolicySettings, Quality, Receipt, RedeemError, State, TicketFilter, Trial, WeightElem,
 };
 use kvmig_tests::gate::{HEAD, TAIL, TOKENS, artifact, artifact_of, candidate, evidence, identity, quality, request};
 
@@ -99,6 +99,34 @@ fn another_target_is_refused() {
         let row = scene.gate.ticket(ticket).unwrap();
         assert_eq!((row.state, row.detail), (State::Failed, Some(error.to_string())));
     }
+}
+
+/// A decision may rest on what a folder says of weights that nobody has read yet; that it was true, the bytes show.
+#[test]
+fn a_false_claim_is_refused() {
+    let (loaded, evidence) = admitted();
+    let scene = scene();
+    let truth = loaded.claim();
+    let another = Digest::of(b"a sibling");
+    let lies = [
+        ("source", Claim { source: another, ..truth }),
+        ("target", Claim { target: another, ..truth }),
+        ("head", Claim { head: HEAD + 1, ..truth }),
+        ("tail", Claim { tail: TAIL - 1, ..truth }),
+    ];
+    for (field, lie) in lies {
+        let mut asked = request(&[Candidate { claim: lie, ..candidate("ridge", &loaded, &evidence) }]);
+        (asked.cache.model, asked.target) = (lie.source, lie.target);
+        let permit = permit(&scene.gate, &asked);
+        let ticket = permit.ticket().clone();
+        let error = permit.redeem(&loaded, asked.cache, asked.target).unwrap_err();
+        assert!(matches!(error, RedeemError::FalseClaim { field: found, .. } if found == field), "{field}: {error}");
+        assert_eq!(scene.gate.ticket(&ticket).unwrap().state, State::Failed);
+    }
+    // Which module it would be is for the ledger alone: the artifact's digest covers it.
+    let unread = Claim { module: None, ..truth };
+    let asked = request(&[Candidate { claim: unread, ..candidate("ridge", &loaded, &evidence) }]);
+    redeem(&scene.gate, &asked, &loaded).fail("enough").unwrap();
 }
 
 /// Which slots are mapped is the pair's and the prompt's to say: a request has no field for it, and neither has an executor.

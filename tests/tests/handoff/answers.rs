@@ -3,7 +3,7 @@
 use kvmig::{
     bundled::Member,
     engine::{LoadOptions, Model, ModelSource, PrefillOptions, Sampling},
-    migrate::{Answered, Ask, Event, HandoffError, Mapper, Setup, Trouble, run},
+    migrate::{Answered, Ask, Event, HandoffError, Offer, Setup, Store, Trouble, run},
     pair::Pair,
 };
 use kvmig_gate::{State, TicketFilter, TicketRow};
@@ -41,9 +41,11 @@ fn handed_over(
     ids: &[u32],
     ready: &mut (dyn FnMut() + Send),
 ) -> (Answered, Answer) {
-    let mapper = Mapper::load(pair, &scene.device).unwrap();
+    let offer = Offer::of(pair, &scene.device).unwrap();
     let Scene { gate, device, .. } = scene;
-    let setup = Setup { gate, device, source: model, target: model, pair, mapper: &mapper, load_ms: 0.0 };
+    let store = Store::new(device, None);
+    let offers = std::slice::from_ref(&offer);
+    let setup = Setup { gate, source: model, target: model, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
     let ask = Ask { tokens: ids, domain: None, generate: GENERATE, sampling: Sampling::Greedy, audit: false };
     let (mut behind, mut text) = (Vec::new(), String::new());
     let answered = run(&setup, ask, &mut |event| {
@@ -124,9 +126,11 @@ fn a_migrated_answer_says_so() {
 fn audited(pair: impl FnOnce(&Model) -> Pair, tokens: usize) -> (Answered, Vec<TicketRow>) {
     let model = load(Member::Medium);
     let (scene, pair, ids) = (Scene::new(), pair(&model), prompt(&model, tokens));
-    let mapper = Mapper::load(&pair, &scene.device).unwrap();
+    let offer = Offer::of(&pair, &scene.device).unwrap();
     let Scene { gate, device, .. } = &scene;
-    let setup = Setup { gate, device, source: &model, target: &model, pair: &pair, mapper: &mapper, load_ms: 0.0 };
+    let store = Store::new(device, None);
+    let offers = std::slice::from_ref(&offer);
+    let setup = Setup { gate, source: &model, target: &model, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
     let ask = Ask { tokens: &ids, domain: None, generate: GENERATE, sampling: Sampling::Greedy, audit: true };
     let answered = run(&setup, ask, &mut |_| true).unwrap();
     assert_eq!(answered.record.text, own(&model, &ids).1, "an audit changes no answer");
@@ -173,9 +177,12 @@ fn models_of_two_tokenizers_are_refused_before_anything_runs() {
     let silent = ModelSource::Embedded { name, config, weights, tokenizer, tokenizer_config: None };
     let target = Model::load(&silent, LoadOptions::default()).unwrap();
     let (scene, pair) = (Scene::new(), Recipe::identity(4, 8).admitted(&source));
-    let mapper = Mapper::load(&pair, &scene.device).unwrap();
+    let offer = Offer::of(&pair, &scene.device).unwrap();
     let Scene { gate, device, .. } = &scene;
-    let setup = Setup { gate, device, source: &source, target: &target, pair: &pair, mapper: &mapper, load_ms: 0.0 };
+    let store = Store::new(device, None);
+    let offers = std::slice::from_ref(&offer);
+    let setup =
+        Setup { gate, source: &source, target: &target, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
     let ids = prompt(&source, 200);
     let ask = Ask { tokens: &ids, domain: None, generate: 1, sampling: Sampling::Greedy, audit: false };
     let error = run(&setup, ask, &mut |event| panic!("{event:?}")).unwrap_err();
@@ -190,9 +197,11 @@ fn models_of_two_tokenizers_are_refused_before_anything_runs() {
 
 /// A caller that says no to one event.
 fn stopped_at(pair: &Pair, model: &Model, scene: &Scene, at: fn(&Event<'_>) -> bool) -> Result<Answered, HandoffError> {
-    let (mapper, ids) = (Mapper::load(pair, &scene.device).unwrap(), prompt(model, 700));
+    let (offer, ids) = (Offer::of(pair, &scene.device).unwrap(), prompt(model, 700));
     let Scene { gate, device, .. } = scene;
-    let setup = Setup { gate, device, source: model, target: model, pair, mapper: &mapper, load_ms: 0.0 };
+    let store = Store::new(device, None);
+    let offers = std::slice::from_ref(&offer);
+    let setup = Setup { gate, source: model, target: model, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
     let ask = Ask { tokens: &ids, domain: None, generate: GENERATE, sampling: Sampling::Greedy, audit: true };
     run(&setup, ask, &mut |event| !at(&event))
 }
@@ -240,7 +249,8 @@ fn the_stages_sum_to_the_handoff() {
         let (Answered { record, .. }, _) = handed_over(&scene, &model, &pair, &ids, &mut || {});
         assert_eq!(record.decision, decision);
         let ms = record.ms;
-        let stages = [ms.gate, ms.module, ms.upload, ms.map, ms.readback, ms.install, ms.native_ends, ms.other];
+        let stages =
+            [ms.gate, ms.weights, ms.module, ms.upload, ms.map, ms.readback, ms.install, ms.native_ends, ms.other];
         let sum = stages.iter().sum::<f64>() + ms.reprefill.unwrap_or(0.0);
         // The device adds its three times up chunk by chunk, each rounded to nanoseconds.
         assert!((sum - ms.handoff).abs() < 1e-2, "{sum} of {}: {ms:?}", ms.handoff);

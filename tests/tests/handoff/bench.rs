@@ -1,6 +1,9 @@
 //! What the suite shares: pairs whose map is known, a gate with a ledger of its own, and requests to it.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use kvmig::{
     bundled::Member,
@@ -25,11 +28,13 @@ pub(crate) struct Recipe {
     pub(crate) values: f32,
     /// Whether the weights are narrower than the caches.
     pub(crate) narrow: bool,
+    /// What kind of mapper it says it is.
+    pub(crate) kind: &'static str,
 }
 
 impl Recipe {
     pub(crate) fn identity(head: usize, tail: usize) -> Recipe {
-        Recipe { head, tail, values: 1.0, narrow: false }
+        Recipe { head, tail, values: 1.0, narrow: false, kind: "ridge" }
     }
 
     pub(crate) fn draft(self, model: &Model) -> Draft {
@@ -61,7 +66,7 @@ impl Recipe {
             native_layers: 0,
             mapper: MapperRecord {
                 // A reader of pair folders holds the weights of a `ridge` to the shapes; another kind's, only the sandbox.
-                kind: if self.narrow { "other" } else { "ridge" }.into(),
+                kind: if self.narrow { "other" } else { self.kind }.into(),
                 module: Digest::of(RIDGE),
                 settings: serde_json::json!({ "layers": layers }).to_string(),
             },
@@ -89,8 +94,12 @@ impl Recipe {
             ablations: vec![],
             corpora: vec![],
         };
-        Draft::new(Manifest { name: "identity".into(), identity, fit, evidence: None }, RIDGE.to_vec(), weights)
-            .unwrap()
+        Draft::new(
+            Manifest { name: "identity".into(), identity, fit, evidence: None, diagnostics: None },
+            RIDGE.to_vec(),
+            weights,
+        )
+        .unwrap()
     }
 
     /// The pair with evidence, made up, that every policy would take.
@@ -101,6 +110,12 @@ impl Recipe {
     /// The same, had the source been as far from the target as `source`, in nats of KL: closer than the map, and the gate stays
     /// with it.
     pub(crate) fn judged(self, model: &Model, source: f64) -> Pair {
+        let folder = tempfile::tempdir().unwrap();
+        self.written(model, source, 10.0, &folder.path().join("pair"))
+    }
+
+    /// The same in a folder that stays, with handoffs of `handoff_ms`.
+    pub(crate) fn written(self, model: &Model, source: f64, handoff_ms: f64, folder: &Path) -> Pair {
         let draft = self.draft(model);
         let quality = |kl: f64| Quality {
             agreement: 1.0 - kl / 2.0,
@@ -118,7 +133,7 @@ impl Recipe {
             ends_only: quality(0.5),
             no_prefix: quality(1.3),
             source: quality(source),
-            handoff_ms: 10.0,
+            handoff_ms,
             reprefill_ms: 80.0,
         };
         let evidence = Evidence {
@@ -128,8 +143,7 @@ impl Recipe {
             precision: precision(model, model).into(),
             documents: (0..30).map(document).collect(),
         };
-        let folder = tempfile::tempdir().unwrap();
-        draft.write(&folder.path().join("pair"), Some(evidence), &[]).unwrap()
+        draft.write(folder, Some(evidence), &[]).unwrap()
     }
 }
 
@@ -175,6 +189,11 @@ pub(crate) fn request<'a>(pair: &'a Pair, cache: &KvCache, model: &Model) -> Req
         backend: "cpu",
         precision: precision(model, model),
         mismatch: None,
-        candidates: vec![Candidate { mapper: pair.mapper(), loaded: pair.loaded(), evidence: None, latency: None }],
+        candidates: vec![Candidate {
+            mapper: pair.mapper(),
+            claim: pair.loaded().claim(),
+            evidence: None,
+            latency: None,
+        }],
     }
 }

@@ -4,3 +4,4 @@ mod answers;
 mod bench;
 mod identity;
 mod permits;
+mod residency;
