@@ -1,5 +1,5 @@
-//! Speed of one device on the map of Qwen2.5-Coder 0.5B to 1.5B (ridge, k = 8), random weights:
-//! `cargo run --example map_speed -- DEVICE TOKENS CHUNK RUNS`.
+//! Speed of one device on the map of Qwen2.5-Coder 0.5B to 1.5B (k = 8), random weights:
+//! `cargo run --example map_speed -- DEVICE TOKENS CHUNK RUNS [KIND]`, with KIND `ridge`, `head-matched` or the width of an MLP.
 #![expect(clippy::print_stdout, reason = "an example prints what it measured")]
 
 use kvmig::device::{
@@ -10,12 +10,17 @@ use kvmig_gate::WeightElem;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [device, tokens, chunk, runs] = arguments.as_slice() else {
-        return Err("usage: map_speed DEVICE TOKENS CHUNK RUNS".into());
+    let [device, tokens, chunk, runs, kind @ ..] = arguments.as_slice() else {
+        return Err("usage: map_speed DEVICE TOKENS CHUNK RUNS [ridge | head-matched | WIDTH]".into());
     };
     let (tokens, chunk, runs) = (tokens.parse()?, chunk.parse()?, runs.parse::<usize>()?);
     let (source, target) = (Side::new(24, 2, 64, 64), Side::new(28, 2, 128, 128));
-    let case = Case::ridge("qwen", source, target, 8, tokens, chunk);
+    let ridge = Case::ridge("qwen", source, target, 8, tokens, chunk);
+    let case = match kind.first().map(String::as_str) {
+        None | Some("ridge") => ridge,
+        Some("head-matched") => ridge.head_matched(),
+        Some(width) => ridge.mlp(width.parse()?),
+    };
     let device = Device::open(&device.parse()?)?;
     println!("{} on {}, {tokens} tokens, {chunk} per chunk", device.info().name, device.info().backend);
     for elem in [WeightElem::F32, WeightElem::F16] {

@@ -2,8 +2,8 @@
 //! through scratch, by `gather@1` and an `affine@1` with the identity in weight `w` and zeroes in bias `b`.
 
 use kvmig_mapper::{
-    AffineBlock, AffineParams, Buffer, Dim3, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu, kernel, range,
-    weight, whole,
+    AffineBlock, AffineParams, Buffer, Dim3, GatherParams, Job, ModelPair, Pipeline, Refusal, View, WorkPlan, gpu,
+    kernel, range, weight, whole,
 };
 
 pub(crate) fn plan(pair: &ModelPair, settings: &str) -> Result<WorkPlan, Refusal> {

@@ -88,6 +88,16 @@ impl Case {
         let form = Form::Ridge;
         Case { name, source, target, k, weights, form, first: 0, tokens, chunk, cache, panel: Panel::ByLayer }
     }
+
+    /// The same by a head-matched mapper.
+    pub const fn head_matched(self) -> Case {
+        Case { form: Form::HeadMatched, ..self }
+    }
+
+    /// The same by an MLP mapper with `width` neurons in a hidden layer.
+    pub const fn mlp(self, width: usize) -> Case {
+        Case { form: Form::Mlp { width }, ..self }
+    }
 }
 
 const SMALL: Side = Side::new(4, 2, 64, 64);
