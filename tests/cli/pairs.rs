@@ -147,7 +147,7 @@ fn absurd_evidence_is_no_panic() {
     let pair = bundled::default_pair().unwrap();
     let mut evidence = pair.evidence().unwrap().clone();
     evidence.documents.iter_mut().for_each(|document| document.tokens = usize::MAX);
-    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pairs/medium-large/ridge/weights.safetensors");
     let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
     let out = folder.path().join("absurd");
     draft.write(&out, Some(evidence), &[]).unwrap();

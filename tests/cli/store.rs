@@ -19,7 +19,7 @@ fn pair(folder: &Path, kind: &str, factor: f64) -> PathBuf {
     let pair = bundled::default_pair().unwrap();
     let mut manifest = pair.manifest().clone();
     manifest.identity.mapper.kind = kind.to_owned();
-    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pairs/medium-large/ridge/weights.safetensors");
     let draft = Draft::new(manifest, RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
     let mut evidence = pair.evidence().unwrap().clone();
     evidence.artifact = draft.pair().loaded().artifact();
@@ -201,7 +201,7 @@ fn several_mappers_are_candidates() {
 fn diagnostics_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let pair = bundled::default_pair().unwrap();
-    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pairs/medium-large/ridge/weights.safetensors");
     let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
     let diagnostics = Diagnostics {
         r2: Some(HeatMap {
@@ -254,7 +254,7 @@ fn mappers_that_do_not_belong_together_are_an_error() {
     let mut manifest = pair.manifest().clone();
     manifest.identity.target.digest = kvmig_gate::Digest::of(b"another");
     manifest.identity.mapper.kind = "other".to_owned();
-    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pair/weights.safetensors");
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pairs/medium-large/ridge/weights.safetensors");
     let draft = Draft::new(manifest, RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
     draft.write(&mixed.join("b"), None, &[]).unwrap();
     for (name, needle) in [("twins", "both are ridge mappers"), ("mixed", "the target is bundled:large")] {

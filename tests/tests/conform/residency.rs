@@ -17,7 +17,7 @@ pub(super) fn weights_are_paged_under_a_budget(device: &Device) -> Result<(), Fa
     let pair = bundled::stored_pair()?;
     let mut manifest = pair.card().manifest().clone();
     manifest.identity.head += 1;
-    let weights = include_bytes!("../../../host/assets/pair/weights.safetensors").to_vec();
+    let weights = include_bytes!("../../../host/assets/pairs/medium-large/ridge/weights.safetensors").to_vec();
     let other = kvmig::pair::Draft::new(manifest, kvmig::sandbox::bundled::RIDGE.to_vec(), weights)?;
     let offers = [Offer::new(&pair, device)?, Offer::of(other.pair(), device)?];
     let gate = Gate::open(Policy::default(), &folder.path().join("ledger.sqlite"))?;
