@@ -281,6 +281,90 @@ fn every_kind_is_fitted_for_its_module() {
     }
 }
 
+/// What a ridge may read beyond its source layers, all of it at once, and what a sweep and an ablation find out.
+#[test]
+fn a_ridge_through_a_projection_behind_native_layers() {
+    let setup = Setup::new();
+    let mut options = setup.options("projected");
+    (options.native_layers, options.joint, options.rank) = (1, true, Some(24));
+    (options.sweep, options.selection, options.evidence, options.tail) = (true, 3, 4, 2);
+    // Two rows for each of 1,728 features.
+    options.tokens = 6_000;
+    let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+    let manifest = pair.manifest();
+    assert_eq!(manifest.identity.native_layers, 1);
+    let settings: serde_json::Value = serde_json::from_str(&manifest.identity.mapper.settings).unwrap();
+    assert_eq!((&settings["joint"], &settings["hidden"]), (&true.into(), &true.into()));
+    assert_eq!(settings["layers"].as_array().unwrap().len(), 7, "layer 0 of 8 is not mapped");
+    let fit = &manifest.fit;
+    assert_eq!(settings["rank"], fit.rank.unwrap());
+    let ranks: Vec<_> = fit.sweep.iter().filter_map(|point| point.rank).collect();
+    assert_eq!(ranks, [[12; 4], [24; 4], [48; 4]].concat(), "each rank with four penalties, the cheapest first");
+    assert!(fit.sweep[0].mflops < fit.sweep[11].mflops);
+    assert!(fit.ends.iter().any(|point| (point.head, point.tail) == (pair.head(), pair.tail())));
+    let domain = &manifest.evidence.as_ref().unwrap().domains[0];
+    let (mapped, ends_only) = (domain.mapped.kl_nats.mean, domain.ends_only.kl_nats.mean);
+    assert!(mapped < 0.8 * ends_only, "{mapped} against {ends_only} nats");
+}
+
+#[test]
+fn an_ablation_tells_what_matters() {
+    let setup = Setup::new();
+    let mut options = setup.options("ablated");
+    (options.k, options.ablate, options.selection, options.evidence) = (Some(2), true, 3, 1);
+    let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+    let arms = &pair.manifest().fit.ablations;
+    let of = |name: &str| {
+        arms.iter().find(|arm| arm.arm == name).unwrap_or_else(|| panic!("no arm `{name}` among {arms:?}"))
+    };
+    let (whole, shifted) = (of("as chosen"), of("heads shifted cyclically"));
+    assert!(whole.kl_nats < shifted.kl_nats && whole.cosine_mean > shifted.cosine_mean, "{whole:?}, {shifted:?}");
+    for worse in ["another document's cache", "no RoPE handling at inference"] {
+        assert!(of(worse).kl_nats.is_none() && of(worse).cosine_mean < whole.cosine_mean, "{:?}", of(worse));
+    }
+    for there in ["ends only", "source (stay)", "no native head", "no native tail", "k = 1", "no ridge", "draw 3 of 3"] {
+        assert_eq!(of(there).documents, 3, "{there}");
+    }
+}
+
+/// Several kinds from one capture: an interrupt keeps those that are done.
+#[test]
+fn all_kinds_come_from_one_capture() {
+    let setup = Setup::new();
+    let base = setup.folder.path().join("all");
+    let one = |mapper: MapperKind, module: &[u8]| {
+        let mut options = setup.options("all");
+        (options.k, options.evidence, options.module) = (Some(2), 1, module.to_vec());
+        (options.base, options.out) = (Some(base.clone()), base.join(mapper.name()));
+        options.mapper = mapper;
+        options
+    };
+    let all = [one(MapperKind::Ridge, RIDGE), one(MapperKind::HeadMatched(Weighting::Attention), HEAD_MATCHED)];
+    let mut captured = 0;
+    let fit = |watch: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
+        fit::fit_all(&all, &setup.source, &setup.target, &setup.gate, &setup.device, watch)
+    };
+    // The second kind's evidence is not begun.
+    let mut evidence = 0;
+    let stopped = fit(&mut |progress| {
+        captured += usize::from(progress.stage == Stage::Capture && progress.done < progress.total);
+        evidence += usize::from(progress.stage == Stage::Evidence && progress.done == 0);
+        if evidence == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(stopped.is_err() && captured > 0);
+    let first = Pair::open(&all[0].out).unwrap().loaded().artifact();
+    let mut again = 0;
+    let pairs = fit(&mut |progress| {
+        again += usize::from(progress.stage == Stage::Capture && progress.done < progress.total);
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!((again, pairs.len()), (0, 2), "nothing is captured twice");
+    assert_eq!(pairs[0].loaded().artifact(), first);
+    assert_eq!(pairs[1].mapper(), "head-matched");
+    assert!(!all[0].state_file().exists() && !all[0].rows_file().exists());
+}
+
 /// Interrupted between two layers' trainings, it makes the same pair.
 #[test]
 fn an_interrupted_training_goes_on() {

@@ -12,6 +12,8 @@ pub(super) struct Fitted {
     /// The JSON its module is handed.
     pub(super) settings: String,
     pub(super) tensors: Vec<Tensor>,
+    /// Source layers that a target layer reads.
+    pub(super) k: usize,
     /// Mean R² over target layers, of keys and of values: in-sample of solved maps, on sequences held out of trained ones.
     pub(super) r2: [f64; 2],
     /// Largest jitter that a factorisation needed.
@@ -29,6 +31,7 @@ impl Fitted {
         Fitted {
             settings: maps.design.settings().to_json(),
             tensors: maps.tensors(elem),
+            k: layers.first().map_or(0, |map| map.sources.len()),
             r2: [mean(|map| map.keys.r2), mean(|map| map.values.r2)],
             jitter: layers.iter().map(|map| map.keys.jitter.max(map.values.jitter)).fold(0.0, f64::max),
             weighting: None,
@@ -54,6 +57,7 @@ impl Fitted {
         Fitted {
             settings: maps.settings(),
             tensors: maps.tensors(elem),
+            k: maps.layers.first().map_or(0, |layer| layer.sources.len()),
             r2: Part::BOTH.map(|part| maps.r2(part)),
             jitter: maps.jitter(),
             weighting: maps.weighting(),
@@ -65,6 +69,7 @@ impl Fitted {
         Fitted {
             settings: networks.settings(),
             tensors: networks.tensors(elem),
+            k: networks.layers.first().map_or(0, |layer| layer.sources.len()),
             r2: Part::BOTH.map(|part| networks.r2(part)),
             jitter: 0.0,
             weighting: None,

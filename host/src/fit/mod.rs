@@ -325,7 +325,7 @@ fn draft(
     };
     let fit = FitRecord {
         kvmig: env!("CARGO_PKG_VERSION").to_owned(),
-        k: chosen.k,
+        k: fitted.k,
         rank: chosen.design.rank,
         seed: options.seed,
         context: options.context,
