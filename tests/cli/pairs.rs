@@ -32,10 +32,15 @@ fn the_bundled_pair_has_a_name() {
     }
     let json = kvmig(folder.path()).args(["pair", "bundled", "--json"]).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
-    let forecasts = json["forecasts"].as_array().unwrap();
-    let domains: Vec<_> = forecasts.iter().map(|forecast| forecast["domain"].as_str()).collect();
-    assert_eq!(domains, [Some("prose"), Some("wiki"), None]);
-    assert!(forecasts.iter().all(|forecast| forecast["decision"] == "migrate"), "{forecasts:#?}");
+    let mappers: Vec<&serde_json::Value> = json.as_array().unwrap().iter().collect();
+    let kinds: Vec<_> = mappers.iter().map(|m| m["manifest"]["identity"]["mapper"]["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["head-matched", "mlp", "ridge"]);
+    for mapper in mappers {
+        let forecasts = mapper["forecasts"].as_array().unwrap();
+        let domains: Vec<_> = forecasts.iter().map(|forecast| forecast["domain"].as_str()).collect();
+        assert_eq!(domains, [Some("prose"), Some("wiki"), None]);
+        assert!(forecasts.iter().all(|forecast| forecast["decision"] == "migrate"), "{forecasts:#?}");
+    }
     // With another model the pair is refused, and the answer given all the same.
     let other = run(&["--source", "bundled:medium-code", "--prompt", "Once upon a time"]);
     assert_eq!((other["decision"].as_str(), other["reason"].as_str()), (Some("reprefill"), Some("mismatch")));
@@ -138,6 +143,22 @@ fn models_of_another_kind_are_an_error() {
     let output = kvmig(folder.path()).args(run).args(swapped).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("identity.source.layout (bundled:large): found 8 layers"), "{}", stderr(&output));
+}
+
+/// Each comes with its models; the one that was fitted without code, from a source that knows it, is refused on code alone.
+#[test]
+fn every_bundled_pair_answers() {
+    for pair in bundled::BundledPair::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let run = ["run", "--device", "cpu", "--json", "-n", "2", "--pair", pair.name(), "--domain"];
+        let domain = |domain| record(&kvmig(folder.path()).args(run).arg(domain).output().unwrap());
+        let prose = domain("prose");
+        assert_eq!(prose["decision"], "migrate", "{}: {}", pair.name(), prose["reason_text"]);
+        if pair == bundled::BundledPair::MediumCodeLarge {
+            let code = domain("code");
+            assert_eq!((&code["decision"], &code["reason"]), (&"reprefill".into(), &"bound_misses_floor".into()));
+        }
+    }
 }
 
 /// Evidence whose lengths no document has is shown and judged, and overflows nothing.

@@ -322,7 +322,8 @@ fn an_ablation_tells_what_matters() {
     for worse in ["another document's cache", "no RoPE handling at inference"] {
         assert!(of(worse).kl_nats.is_none() && of(worse).cosine_mean < whole.cosine_mean, "{:?}", of(worse));
     }
-    for there in ["ends only", "source (stay)", "no native head", "no native tail", "k = 1", "no ridge", "draw 3 of 3"] {
+    for there in ["ends only", "source (stay)", "no native head", "no native tail", "k = 1", "no ridge", "draw 3 of 3"]
+    {
         assert_eq!(of(there).documents, 3, "{there}");
     }
 }
