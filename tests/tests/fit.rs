@@ -305,6 +305,18 @@ fn a_ridge_through_a_projection_behind_native_layers() {
     let domain = &manifest.evidence.as_ref().unwrap().domains[0];
     let (mapped, ends_only) = (domain.mapped.kl_nats.mean, domain.ends_only.kl_nats.mean);
     assert!(mapped < 0.8 * ends_only, "{mapped} against {ends_only} nats");
+    // What it tells of its own work is read back with the folder.
+    let cards = kvmig::pair::Cards::open(&options.out).unwrap();
+    let diagnostics = cards.first().diagnostics().unwrap().unwrap();
+    let heat = diagnostics.r2.unwrap();
+    assert_eq!((heat.keys.len(), heat.values[0].len()), (8, 6), "target layers by source layers");
+    assert!(heat.keys.iter().flatten().all(|r2| (-1e-6..=1.0).contains(r2)));
+    assert_eq!(diagnostics.forward.len(), 7);
+    assert!(diagnostics.forward.iter().all(|curve| curve.keys.is_sorted()), "each layer adds something");
+    assert_eq!(diagnostics.cosine.len(), 8);
+    assert!(diagnostics.cosine[0] > 0.9999, "layer 0 is the target's own: {:?}", diagnostics.cosine);
+    assert!(diagnostics.cosine[1..].iter().all(|cosine| (0.3..0.9999).contains(cosine)), "{:?}", diagnostics.cosine);
+    assert!(diagnostics.rows_per_feature.unwrap() >= 2.0);
 }
 
 #[test]

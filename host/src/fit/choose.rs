@@ -66,7 +66,7 @@ impl Trial {
     }
 
     /// Attention-output cosines with the middle mapped.
-    fn cosines(&self, maps: &RidgeMaps, shape: &MomentShape) -> Cosines {
+    pub(super) fn cosines(&self, maps: &RidgeMaps, shape: &MomentShape) -> Cosines {
         self.cosines_with(maps, shape, Rotations::Handled, None)
     }
 

@@ -11,6 +11,7 @@ mod content;
 pub mod corpus;
 pub mod design;
 pub mod diagnostics;
+mod diagnose;
 mod ends;
 mod error;
 mod evidence;
@@ -87,8 +88,8 @@ pub fn fit(
     let plan = Plan::new(options, source, target)?;
     let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
-    let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
-    let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let (chosen, sweep, trials) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
+    let (fitted, maps) = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
     let captured = state.moments.rows();
     let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
         let options = FitOptions { head, tail, ..options.clone() };
@@ -105,7 +106,8 @@ pub fn fit(
         _ => Vec::new(),
     };
     found.ablations = &ablations;
-    drop((state, rows));
+    let diagnostics = diagnose::diagnose(&state.moments, &scores, &chosen, &fitted, maps.as_ref(), &trials)?;
+    drop((state, rows, maps, trials));
     let (ends, points);
     if options.sweep {
         let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
@@ -114,7 +116,7 @@ pub fn fit(
     } else {
         ends = (options.head, options.tail);
     }
-    let draft = make(&fitted, ends, found)?;
+    let draft = make(&fitted, ends, found)?.with_diagnostics(diagnostics);
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -168,21 +170,22 @@ fn solve(
     rows: Option<&RowFile>,
     Candidate { design, lambda, .. }: &Candidate,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<Fitted, FitError> {
+) -> Result<(Fitted, Option<RidgeMaps>), FitError> {
     let selection = &design.layers;
     let rows = || rows.expect("captured for the kinds that need them");
     match &options.mapper {
         MapperKind::Ridge => {
             step(watch, Stage::Solve, 0, 1)?;
-            Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, *lambda)?, options.elem))
+            let maps = RidgeMaps::fit(moments, design, *lambda)?;
+            Ok((Fitted::ridge(&maps, options.elem), Some(maps)))
         }
         MapperKind::HeadMatched(weighting) => {
             let maps = head_matched::fit(rows(), selection, *lambda, *weighting, watch)?;
-            Ok(Fitted::head_matched(&maps, options.elem))
+            Ok((Fitted::head_matched(&maps, options.elem), None))
         }
         MapperKind::Mlp(settings) => {
             let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
-            Ok(Fitted::mlp(&networks, options.elem))
+            Ok((Fitted::mlp(&networks, options.elem), None))
         }
     }
 }
@@ -218,7 +221,7 @@ fn choose(
     source: &Model,
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
+) -> Result<(Candidate, Vec<SweepPoint>, Vec<Trial>), FitError> {
     let mut candidates = candidates(options, scores, source, target);
     let rows =
         |candidate: &Candidate| enough_rows(candidate.k, candidate.design.features(&moments.shape()), moments.rows());
@@ -227,7 +230,7 @@ fn choose(
     }
     candidates.retain(|candidate| rows(candidate).is_ok());
     if !options.chooses() {
-        return Ok((candidates.remove(0), Vec::new()));
+        return Ok((candidates.remove(0), Vec::new(), Vec::new()));
     }
     let natively = (options.head, options.tail, options.native_layers);
     let mut trials = Vec::new();
@@ -236,7 +239,7 @@ fn choose(
         trials.push(Trial::run(prompt, natively, source, target)?);
     }
     let (chosen, sweep) = choose::choose(moments, &candidates, &trials, watch)?;
-    Ok((candidates.swap_remove(chosen), sweep))
+    Ok((candidates.swap_remove(chosen), sweep, trials))
 }
 
 /// What may be fitted, the cheapest first.

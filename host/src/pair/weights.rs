@@ -21,6 +21,17 @@ pub struct Tensor {
     pub numbers: Vec<f32>,
 }
 
+impl Tensor {
+    /// Bytes it takes when it is stored.
+    pub fn bytes(&self) -> u64 {
+        let width = match self.elem {
+            Elem::F32 => 4,
+            Elem::F16 => 2,
+        };
+        width * self.numbers.len() as u64
+    }
+}
+
 /// What numbers become when they are stored as `elem`.
 pub fn rounded(numbers: impl IntoIterator<Item = f64>, elem: Elem) -> Vec<f32> {
     match elem {
