@@ -354,6 +354,7 @@ fn all_kinds_come_from_one_capture() {
     };
     let all = [one(MapperKind::Ridge, RIDGE), one(MapperKind::HeadMatched(Weighting::Attention), HEAD_MATCHED)];
     let mut captured = 0;
+    #[expect(clippy::result_large_err, reason = "an error here ends a test")]
     let fit = |watch: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
         fit::fit_all(&all, &setup.source, &setup.target, &setup.gate, &setup.device, watch)
     };
