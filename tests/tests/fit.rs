@@ -317,6 +317,12 @@ fn a_ridge_through_a_projection_behind_native_layers() {
     assert!(diagnostics.cosine[0] > 0.9999, "layer 0 is the target's own: {:?}", diagnostics.cosine);
     assert!(diagnostics.cosine[1..].iter().all(|cosine| (0.3..0.9999).contains(cosine)), "{:?}", diagnostics.cosine);
     assert!(diagnostics.rows_per_feature.unwrap() >= 2.0);
+    let concentration = diagnostics.concentration.unwrap();
+    assert_eq!((concentration.keys.len(), concentration.values.len()), (7, 7));
+    assert!(
+        concentration.keys.iter().chain(&concentration.values).all(|x| (0.01..100.0).contains(x)),
+        "{concentration:?}"
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::{
     FitError, Progress, Stage,
     content::{Content, Rotation, Slots},
     design::{Design, RidgeMaps, Side},
+    diagnostics::{key_concentration, value_concentration},
     moments::{MomentShape, Moments},
     plan::Prompt,
     product::{View, multiply},
@@ -83,17 +84,7 @@ impl Trial {
         let layout = planes.layout().clone();
         let rotation = Rotation::new(&layout.rope, &self.native.positions()[self.slots.start..self.slots.end]);
         let d = layout.head_dim;
-        let projected = [Side::Keys, Side::Values].map(|side| {
-            let sources = maps.design.layers.first().map(Vec::as_slice).unwrap_or_default();
-            maps.projection(side).map(|map| apply(map, &rows.features(&maps.design, side, sources, shape, rotations)))
-        });
-        for (mapped, map) in maps.layers.iter().enumerate() {
-            let predict = |side: Side, affine: &AffineMap, projected: &Option<Vec<f32>>| match projected {
-                Some(projected) => apply(affine, projected),
-                None => apply(affine, &rows.features(&maps.design, side, &map.sources, shape, rotations)),
-            };
-            let mut keys = predict(Side::Keys, &map.keys, &projected[0]);
-            let values = predict(Side::Values, &map.values, &projected[1]);
+        for (mapped, [mut keys, values]) in rows.predict(maps, shape, rotations).enumerate() {
             for (row, slot) in (self.slots.start..self.slots.end).enumerate() {
                 for head in 0..layout.kv_heads {
                     let (at, offset) = (row * layout.width() + head * d, planes.offset(head, slot));
@@ -107,6 +98,62 @@ impl Trial {
             }
         }
         cosine::compare(&self.queries, self.native.planes(), &planes)
+    }
+
+    /// Each mapped layer's keys, without their rotation, and values, `[rows, n_kv_t · d_t]`.
+    fn predict<'t>(
+        &'t self,
+        maps: &'t RidgeMaps,
+        shape: &'t MomentShape,
+        rotations: Rotations,
+    ) -> impl Iterator<Item = [Vec<f32>; 2]> + 't {
+        const SIDES: [Side; 2] = [Side::Keys, Side::Values];
+        let features = move |side, sources: &[usize]| self.features(&maps.design, side, sources, shape, rotations);
+        let sources = maps.design.layers.first().map(Vec::as_slice).unwrap_or_default();
+        let projected = SIDES.map(|side| maps.projection(side).map(|map| apply(map, &features(side, sources))));
+        maps.layers.iter().map(move |map| {
+            let of = |at: usize, affine: &AffineMap| match &projected[at] {
+                Some(projected) => apply(affine, projected),
+                None => apply(affine, &features(SIDES[at], &map.sources)),
+            };
+            [of(0, &map.keys), of(1, &map.values)]
+        })
+    }
+
+    /// How much more of each mapped layer's errors lies where the target looks than elsewhere, of keys and of values; mean over KV
+    /// heads, none where there is no error.
+    pub(super) fn concentration(&self, maps: &RidgeMaps, shape: &MomentShape) -> Vec<[Option<f64>; 2]> {
+        let layout = self.native.planes().layout();
+        let (d, width, columns) = (layout.head_dim, layout.width(), layout.layers * layout.width());
+        let own = Content::read(self.native.planes(), self.native.positions(), self.slots);
+        let stripped = Rotation::new(&layout.rope, self.queries.positions());
+        let layers = self.predict(maps, shape, Rotations::Handled).enumerate();
+        let layers = layers.map(|(mapped, predicted)| {
+            let layer = maps.design.native_layers + mapped;
+            let errors = |side: usize, kv_head: usize| -> Vec<f32> {
+                let (own, from) = ([&own.keys, &own.values][side], layer * width + kv_head * d);
+                let rows = predicted[side].chunks_exact(width).zip(own.chunks_exact(columns));
+                let head = kv_head * d..(kv_head + 1) * d;
+                rows.flat_map(|(a, b)| a[head.clone()].iter().zip(&b[from..from + d]).map(|(a, b)| a - b)).collect()
+            };
+            let of_head = |kv_head: usize| {
+                let group = self.queries.heads() / layout.kv_heads;
+                let (mut queries, mut attention) = (Vec::new(), vec![0.0; self.slots.end - self.slots.start]);
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let mut own = self.queries.of_head(layer, head);
+                    own.chunks_exact_mut(d).enumerate().for_each(|(row, query)| stripped.strip(row, query));
+                    queries.extend(own);
+                    let slots = self.slots.start..self.slots.end;
+                    let received = self.queries.attention(layer, head, self.native.planes(), slots);
+                    attention.iter_mut().zip(received).for_each(|(sum, share)| *sum += share);
+                }
+                let keys = key_concentration(&queries, &errors(0, kv_head), d);
+                [keys, value_concentration(&errors(1, kv_head), &attention, d)]
+            };
+            let heads: Vec<[Option<f64>; 2]> = (0..layout.kv_heads).map(of_head).collect();
+            [0, 1].map(|side| mean(heads.iter().filter_map(|head| head[side])))
+        });
+        layers.collect()
     }
 
     /// The rows of a target layer's features, `[rows, features]`.
@@ -139,6 +186,12 @@ impl Trial {
         }
         features
     }
+}
+
+/// None of nothing.
+pub(super) fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
+    let numbers: Vec<f64> = numbers.collect();
+    (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
 }
 
 fn apply(map: &AffineMap, features: &[f32]) -> Vec<f32> {

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{
-    choose::{Candidate, Trial},
+    choose::{Candidate, Trial, mean},
     design::{RidgeMaps, Side},
     diagnostics::{effective_features, forward, heat_map},
     fitted::Fitted,
@@ -41,11 +41,22 @@ pub(super) fn diagnose(
         r2: Some(heat_map(scores)),
         forward,
         cosine: maps.filter(|_| !trials.is_empty()).map_or_else(Vec::new, cosines),
-        concentration: None,
+        concentration: maps.and_then(|maps| concentration(maps, trials, moments)),
         effective_features: freedom(moments, chosen)?,
         rows_per_feature: Some(moments.rows() as f64 / features as f64),
         weight_bytes: Some(fitted.tensors.iter().map(|tensor| tensor.bytes()).sum()),
     })
+}
+
+/// Of each mapped layer, over the documents; none where a layer has no error on any of them.
+fn concentration(maps: &RidgeMaps, trials: &[Trial], moments: &Moments) -> Option<PerSide> {
+    let shape = moments.shape();
+    let of_each: Vec<_> = trials.par_iter().map(|trial| trial.concentration(maps, &shape)).collect();
+    let side = |side: usize| {
+        let layer = |layer: usize| mean(of_each.iter().filter_map(|trial| trial[layer][side]));
+        (0..maps.layers.len()).map(layer).collect::<Option<Vec<f64>>>()
+    };
+    Some(PerSide { keys: side(0)?, values: side(1)? })
 }
 
 /// Effective degrees of freedom of each mapped layer's keys and values, all heads reading all features.

@@ -3,6 +3,8 @@
 //! The queries are those of the native pass, seen through the engine's [`Observer`]; both caches are read by the same code
 //! here, so that the comparison is of caches and of nothing else.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::{cache::KvPlanes, engine::Observer};
@@ -27,6 +29,42 @@ impl Queries {
     /// Rows that were kept.
     pub fn rows(&self) -> usize {
         self.positions.len()
+    }
+
+    /// Query heads of a layer.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Their positions.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// The queries of one head of a layer, rotated, `[rows, d]`.
+    pub fn of_head(&self, layer: usize, head: usize) -> Vec<f32> {
+        let rows = self.layers[layer].chunks_exact(self.heads * self.head_dim);
+        rows.flat_map(|row| &row[head * self.head_dim..(head + 1) * self.head_dim]).copied().collect()
+    }
+
+    /// The attention that each of `slots` gets from the queries of one head, mean over rows.
+    ///
+    /// # Panics
+    /// As of [`compare`]; if `slots` go beyond the first query's position.
+    pub fn attention(&self, layer: usize, head: usize, planes: &KvPlanes, slots: Range<usize>) -> Vec<f32> {
+        let d = self.head_dim;
+        let kv_head = head * planes.layout().kv_heads / self.heads;
+        let keys = planes.layer(layer).k.to_f32();
+        let (scale, mut received) = (1.0 / (d as f32).sqrt(), vec![0.0; slots.len()]);
+        let mut weights = Vec::new();
+        for (query, &position) in self.of_head(layer, head).chunks_exact(d).zip(&self.positions) {
+            let first = planes.offset(kv_head, 0);
+            let seen = keys[first..first + (position as usize + 1) * d].chunks_exact(d);
+            softmax(&mut weights, seen.map(|key| scale * key.iter().zip(query).map(|(k, q)| k * q).sum::<f32>()));
+            received.iter_mut().zip(&weights[slots.clone()]).for_each(|(sum, weight)| *sum += weight);
+        }
+        received.iter_mut().for_each(|sum| *sum /= self.rows().max(1) as f32);
+        received
     }
 }
 
@@ -86,17 +124,23 @@ fn outputs(queries: &Queries, layer: usize, planes: &KvPlanes) -> Vec<f32> {
     for (i, (query, output)) in rows.enumerate() {
         let (position, kv_head) = (queries.positions[i / heads] as usize, i % heads / group);
         let slots = planes.offset(kv_head, 0)..planes.offset(kv_head, 0) + (position + 1) * d;
-        let scores = keys[slots.clone()].chunks_exact(d);
-        weights.clear();
-        weights.extend(scores.map(|key| scale * key.iter().zip(query).map(|(k, q)| k * q).sum::<f32>()));
-        let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        weights.iter_mut().for_each(|w| *w = (*w - max).exp());
-        let total: f32 = weights.iter().sum();
+        let seen = keys[slots.clone()].chunks_exact(d);
+        softmax(&mut weights, seen.map(|key| scale * key.iter().zip(query).map(|(k, q)| k * q).sum::<f32>()));
         for (&weight, value) in weights.iter().zip(values[slots].chunks_exact(d)) {
-            output.iter_mut().zip(value).for_each(|(o, v)| *o += weight / total * v);
+            output.iter_mut().zip(value).for_each(|(o, v)| *o += weight * v);
         }
     }
     outputs
+}
+
+/// Replaces `weights` by the softmax of `scores`.
+fn softmax(weights: &mut Vec<f32>, scores: impl Iterator<Item = f32>) {
+    weights.clear();
+    weights.extend(scores);
+    let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+    let total: f32 = weights.iter().sum();
+    weights.iter_mut().for_each(|w| *w /= total);
 }
 
 /// Cosine of two vectors; of two zero vectors 1, of a zero and another 0.
@@ -135,6 +179,10 @@ mod tests {
         assert_eq!(queries.rows(), 1);
         let found = outputs(&queries, 0, &planes([[1.0, 0.0], [0.0, 3.0], [50.0, 50.0]]));
         assert_eq!(found, [0.5, 1.5, 0.0, 3.0]);
+        let planes = planes([[1.0, 0.0], [0.0, 3.0], [50.0, 50.0]]);
+        assert_eq!(queries.attention(0, 0, &planes, 0..2), [0.5, 0.5]);
+        assert_eq!(queries.attention(0, 1, &planes, 0..2), [0.0, 1.0]);
+        assert_eq!(queries.of_head(0, 1), [1000.0, 0.0]);
     }
 
     #[test]
