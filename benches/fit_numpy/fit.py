@@ -44,8 +44,7 @@ def centred(rows):
 
 
 def single_r2(x, y):
-    """R² of least squares with bias."""
-    (x, _), (y, _) = centred(x), centred(y)
+    """R² of least squares, of centred rows."""
     cross = (x.T @ y).astype(np.float64)
     w = np.linalg.solve((x.T @ x).astype(np.float64), cross)
     return np.sum(w * cross) / np.sum(np.square(y), dtype=np.float64)
@@ -58,14 +57,13 @@ def select(rows):
     scores = np.zeros((target["layers"], source["layers"]))
     for t in range(target["layers"]):
         for part in "kv":
-            y = rows.y(part, t, fitted)
+            y, _ = centred(rows.y(part, t, fitted))
             for s in range(source["layers"]):
-                x = rows.x(part, [s], fitted)
+                x, _ = centred(rows.x(part, [s], fitted))
                 for h in range(target["kv_heads"]):
                     d, a = target["head_dim"], h * source["kv_heads"] // target["kv_heads"]
                     own = slice(a * source["head_dim"], (a + 1) * source["head_dim"])
-                    r2 = single_r2(x[:, own].copy(), y[:, h * d : (h + 1) * d].copy())
-                    scores[t, s] += r2 / target["kv_heads"] / 2
+                    scores[t, s] += single_r2(x[:, own], y[:, h * d : (h + 1) * d]) / target["kv_heads"] / 2
     return scores
 
 

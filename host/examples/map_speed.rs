@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "an example prints what it measured")]
 
 use kvmig::{
+    cache::KvPlanes,
     device::{
         Device, Pacing, ResidentWeights,
         conform::{Case, Fixture, Side},
@@ -48,6 +49,8 @@ struct Contender {
     kind: String,
     fixture: Fixture,
     weights: ResidentWeights,
+    /// Memory that is resident already, as a serving engine's is.
+    planes: KvPlanes,
     flops: u64,
     /// Milliseconds of each round: upload, map, readback.
     rounds: Vec<[f64; 3]>,
@@ -69,13 +72,13 @@ impl Contender {
         };
         let fixture = Fixture::new(&case, elem);
         let weights = device.load_weights(fixture.loaded())?;
-        Ok(Contender { kind: kind.to_owned(), fixture, weights, flops: 0, rounds: Vec::new() })
+        let planes = fixture.target();
+        Ok(Contender { kind: kind.to_owned(), fixture, weights, planes, flops: 0, rounds: Vec::new() })
     }
 
     fn run(&mut self, device: &Device, counts: bool) -> Result<(), Box<dyn std::error::Error>> {
-        let mut planes = self.fixture.target();
-        let report =
-            self.fixture.execute(device, &self.weights, &mut planes, Pacing::default(), |recording| recording)?;
+        let Contender { fixture, weights, planes, .. } = self;
+        let report = fixture.execute(device, weights, planes, Pacing::default(), |recording| recording)?;
         self.flops = report.flops;
         if counts {
             self.rounds.push([report.upload_ms, report.map_ms, report.readback_ms]);
