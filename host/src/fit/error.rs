@@ -4,12 +4,10 @@ use std::{io, path::PathBuf};
 
 use kvmig_gate::GateError;
 
-use super::{
-    LockError, LogError, corpus::CorpusError, linalg::LinalgError, mlp::MlpError, rows::RowsError, state::StateError,
-};
+use super::{LockError, corpus::CorpusError, linalg::LinalgError, mlp::MlpError, rows::RowsError, state::StateError};
 use crate::{
     engine::{EngineError, OtherTokenizer},
-    measure::audit::AuditError,
+    measure::{LogError, audit::AuditError},
     migrate::{MapperError, TrialError},
     pair::PairError,
 };

@@ -20,7 +20,6 @@ pub mod head_matched;
 pub mod linalg;
 pub mod local;
 mod lock;
-mod log;
 pub mod mlp;
 pub mod moments;
 mod options;
@@ -40,12 +39,13 @@ use kvmig_gate::{Digest, Gate};
 pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
 pub use lock::LockError;
-pub use log::LogError;
 pub use options::{FitOptions, MapperKind, Progress, Stage};
+pub(crate) use plan::{Prompt, TEXT};
 
 use crate::{
     device::Device,
     engine::Model,
+    measure::Log,
     pair::{
         self, AblationPoint, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair,
         PairError, SweepPoint, WeightsRecord,
@@ -55,11 +55,10 @@ use ablate::Ablation;
 use capture::Captured;
 use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
-use evidence::Bench;
+use evidence::{Bench, Entry, Subject};
 use fitted::Fitted;
 use local::Heads;
 use lock::Lock;
-use log::Log;
 use moments::Moments;
 use plan::Plan;
 use ridge::Lambda;
@@ -208,7 +207,7 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
-    Log::check(&options.evidence_log())?;
+    Log::<Entry>::check::<Subject>(&options.evidence_log())?;
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 
@@ -351,7 +350,7 @@ fn draft(
 }
 
 /// Digest of a sequence of tokens.
-fn digest(tokens: &[u32]) -> Digest {
+pub(crate) fn digest(tokens: &[u32]) -> Digest {
     Digest::of(&tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>())
 }
 
