@@ -89,25 +89,25 @@ pub enum EvalError {
     Corpus(#[from] CorpusError),
     /// A pair can't be read.
     #[error(transparent)]
-    Pair(#[from] PairError),
+    Pair(Box<PairError>),
     /// A mapper can't be made ready.
     #[error(transparent)]
-    Mapper(#[from] MapperError),
+    Mapper(Box<MapperError>),
     /// The models are no siblings.
     #[error(transparent)]
-    Tokenizer(#[from] OtherTokenizer),
+    Tokenizer(Box<OtherTokenizer>),
     /// A model failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A mapper failed.
     #[error(transparent)]
-    Trial(#[from] TrialError),
+    Trial(Box<TrialError>),
     /// What came of it can't be measured.
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// The gate can't write it down.
     #[error(transparent)]
-    Gate(#[from] GateError),
+    Gate(Box<GateError>),
     /// Results can't be kept.
     #[error(transparent)]
     Log(#[from] LogError),
@@ -127,6 +127,18 @@ pub enum EvalError {
         file: Option<PathBuf>,
     },
 }
+
+// Boxed, because they are large.
+macro_rules! boxed {
+    ($($variant:ident: $source:ty),*) => {$(
+        impl From<$source> for EvalError {
+            fn from(error: $source) -> EvalError {
+                EvalError::$variant(Box::new(error))
+            }
+        }
+    )*};
+}
+boxed!(Pair: PairError, Mapper: MapperError, Tokenizer: OtherTokenizer, Trial: TrialError, Gate: GateError);
 
 /// Measures every arm on every document. `watch` is told (done, total) documents, and may answer `Break`.
 ///
