@@ -58,18 +58,18 @@ impl Ablation<'_> {
     /// Tries every arm on the selection documents.
     pub(super) fn run(
         &self,
+        documents: &[Document<'_>],
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Vec<AblationPoint>, FitError> {
         let Tools { source, target, .. } = self.tools;
-        let documents = Document::run_all(self.tools, &self.plan.selection)?;
-        let mut points = self.controls(&documents)?;
+        let mut points = self.controls(documents)?;
         let arms = self.arms()?;
         for (done, arm) in arms.iter().enumerate() {
             if watch(Progress { stage: Stage::Ablate, done, total: arms.len() }).is_break() {
                 return Err(FitError::Stopped { stage: Stage::Ablate.name() });
             }
             let draft = (self.draft)(&arm.fitted, arm.head, arm.tail)?;
-            let (outcomes, _) = attempt(self.tools, &draft, &documents)?;
+            let (outcomes, _) = attempt(self.tools, &draft, documents)?;
             points.push(point(&arm.name, &outcomes));
         }
         if self.options.mapper == MapperKind::Ridge {
