@@ -409,3 +409,26 @@ fn an_interrupted_training_goes_on() {
     assert_eq!(resumed.unwrap().loaded().artifact(), whole.loaded().artifact());
     assert_eq!(trained, [0, 2, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16], "finished layers are trained again");
 }
+
+#[test]
+fn a_width_is_the_narrowest_that_is_as_good() {
+    let setup = Setup::new();
+    let mut options = setup.options("widths");
+    let settings = mlp::Settings { width: 16, epochs: 4, batch: 32, seed: 1 };
+    (options.mapper, options.module) = (MapperKind::Mlp(settings), MLP.to_vec());
+    (options.k, options.evidence, options.sweep) = (Some(2), 1, true);
+    let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+    let fit = &pair.manifest().fit;
+    let widths: Vec<usize> = fit.widths.iter().map(|point| point.width).collect();
+    assert_eq!(widths, [8, 16, 32]);
+    assert!(fit.widths.is_sorted_by(|a, b| a.mflops < b.mflops && a.documents == b.documents), "{:?}", fit.widths);
+    assert!(fit.sweep.len() == 1, "λ is no part of a network: {:?}", fit.sweep);
+    let chosen = fit.training.as_ref().unwrap().width;
+    let of = |width: usize| fit.widths.iter().find(|point| point.width == width).unwrap();
+    assert!(fit.widths.iter().all(|point| point.width >= chosen || point.kl_nats > of(chosen).kl_nats));
+    // The pair runs the chosen one, and nothing is left of the others.
+    let settings: serde_json::Value = serde_json::from_str(&pair.identity().mapper.settings).unwrap();
+    assert_eq!(settings["width"].as_u64(), Some(chosen as u64));
+    let left: Vec<_> = fs::read_dir(setup.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("mlp-")), "{left:?}");
+}

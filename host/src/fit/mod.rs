@@ -272,7 +272,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
         Some(rank) if options.sweep => vec![Some(rank.div_ceil(2)), Some(rank), Some(2 * rank)],
         rank => vec![rank],
     };
-    let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    // Networks have no λ: it is the ridge's that stands in for them where k is chosen.
+    let chooses_lambda = options.sweep && !matches!(options.mapper, MapperKind::Mlp(_));
+    let factors: &[f64] = if chooses_lambda { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
     let heads = Heads { source: source.layout().kv_heads, target: target.layout().kv_heads };
     let mut candidates = Vec::new();
     for &k in &ks {
