@@ -346,6 +346,37 @@ fn an_ablation_tells_what_matters() {
     }
 }
 
+/// Head-matched maps and networks are fitted on parts of the rows as a ridge is.
+#[test]
+fn an_ablation_of_the_other_kinds() {
+    let setup = Setup::new();
+    let networks = MapperKind::Mlp(mlp::Settings { width: 16, epochs: 6, batch: 32, seed: 1 });
+    for (out, mapper, module) in
+        [("heads", MapperKind::HeadMatched(Weighting::Attention), HEAD_MATCHED), ("networks", networks, MLP)]
+    {
+        let mut options = setup.options(out);
+        (options.mapper, options.module) = (mapper, module.to_vec());
+        (options.k, options.ablate, options.selection, options.evidence) = (Some(2), true, 2, 1);
+        let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+        let arms = &pair.manifest().fit.ablations;
+        let kl = |name: &str| {
+            let arm = arms.iter().find(|arm| arm.arm == name).unwrap_or_else(|| panic!("no arm `{name}` in {arms:?}"));
+            arm.kl_nats.unwrap()
+        };
+        let whole = kl("as chosen");
+        // So few rows teach a network no more of two layers than of one.
+        for worse in ["heads shifted cyclically", "1/10 of the rows", "ends only"] {
+            assert!(whole < kl(worse), "{out}, {worse}: {} against {whole}", kl(worse));
+        }
+        // A third of the rows is another fit, and no copy of the whole one.
+        for draw in ["draw 1 of 3", "draw 2 of 3", "draw 3 of 3"] {
+            assert_ne!(kl(draw), whole, "{out}, {draw}");
+        }
+        assert_eq!(arms.iter().any(|arm| arm.arm == "uniform weights"), out == "heads");
+        assert!(out == "networks" || whole < kl("k = 1"));
+    }
+}
+
 /// Several kinds from one capture: an interrupt keeps those that are done.
 #[test]
 fn all_kinds_come_from_one_capture() {

@@ -84,6 +84,9 @@ pub enum FitError {
     /// The pair can't be put together or written.
     #[error(transparent)]
     Pair(Box<PairError>),
+    /// There is no place for what is needed for a while.
+    #[error("no temporary folder: {0}; set TMPDIR to one that can be written")]
+    Scratch(#[source] io::Error),
     /// The module or the device can't take the pair.
     #[error(transparent)]
     Mapper(Box<MapperError>),

@@ -116,7 +116,9 @@ pub fn fit(
         Some(rows) if options.ablate => {
             let try_out = |fitted: &Fitted, head, tail| make(fitted, (head, tail), Found::default());
             let (plan, moments, scores, chosen) = (&plan, &state.moments, &scores, &chosen);
-            Ablation { tools, options, plan, moments, rows, scores, chosen, draft: &try_out }.run(&documents, watch)?
+            let (options, fitted) = (&of_width, &fitted);
+            Ablation { tools, options, plan, moments, rows, scores, chosen, fitted, draft: &try_out }
+                .run(&documents, watch)?
         }
         _ => Vec::new(),
     };
