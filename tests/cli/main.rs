@@ -1,5 +1,6 @@
 //! The program as a person runs it.
 
+mod eval;
 mod ledger;
 mod pairs;
 mod store;
