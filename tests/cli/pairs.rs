@@ -222,7 +222,7 @@ fn a_fit_without_a_terminal_says_how_far_it_is_and_what_it_is_worth() {
         assert_eq!(mode, 0o750, "{mode:o}: the umask decides who may read a pair");
     }
     assert!(said.contains("warning: --evidence 3: the policy's min_evidence is 30"), "{said}");
-    for line in ["capture: 0 of ", "solve: 0 of 1", "evidence: 6 of 6 steps"] {
+    for line in ["capture: 0 of ", "solve: 0 of 1", "evidence: 6 of 6 documents"] {
         assert!(said.lines().any(|said| said.starts_with(line)), "no line `{line}` in\n{said}");
     }
     let answers: Vec<&str> = text.lines().filter(|line| line.contains("reprefill: 6 held-out documents")).collect();
