@@ -413,6 +413,19 @@ fn all_kinds_come_from_one_capture() {
     assert_eq!((again, pairs.len()), (0, 2), "nothing is captured twice");
     assert_eq!(pairs[0].loaded().artifact(), first);
     assert_eq!(pairs[1].mapper(), "head-matched");
+    let matrices = |pair: usize| -> usize {
+        let bytes = fs::read(all[pair].out.join(WEIGHTS)).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let weights = file.tensors().into_iter().filter(|(name, _)| name.ends_with(".weight"));
+        weights.map(|(_, view)| view.shape().iter().product::<usize>()).sum()
+    };
+    let heads = setup.source.layout().kv_heads;
+    assert!(heads > 1);
+    assert_eq!(
+        matrices(0),
+        heads * matrices(1),
+        "a head reads one head of each source layer, and nothing for the others"
+    );
     assert!(!all[0].state_file().exists() && !all[0].rows_file().exists());
 }
 

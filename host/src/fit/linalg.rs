@@ -1,13 +1,16 @@
-//! Dense f64 linear algebra of the fit: a blocked Cholesky factorisation and solves with many right-hand sides.
+//! Dense f64 linear algebra of the fit: a recursive Cholesky factorisation and solves with many right-hand sides.
 //!
-//! Everything of order n³ goes through `kvmig-gemm`; what remains beside the diagonal blocks is of order n² times the block size.
+//! Everything of order n³ goes through `kvmig-gemm`; what remains is of order n² times [`LEAF`], and vectorised.
 
-use rayon::prelude::*;
+use kvmig_gemm::widest;
 
 use super::product::{View, multiply};
 
-/// Width of a diagonal block. Wide enough that the matrix products dominate, narrow enough for a block to stay in L2.
-const BLOCK: usize = 96;
+/// Rows of a triangle that is no longer split into two and a product.
+const LEAF: usize = 16;
+
+/// Rows of a symmetric matrix that are updated at a time: what lies beside the diagonal in them is computed and not used.
+const STRIP: usize = 256;
 
 /// Jitter is tried from this share of the mean diagonal on …
 const FIRST_JITTER: f64 = 1e-12;
@@ -108,15 +111,17 @@ pub enum LinalgError {
     },
 }
 
-/// The factor `L` of a symmetric positive definite matrix, `A + jitter·I = L Lᵀ`.
+/// The upper factor `U` of a symmetric positive definite matrix, `A + jitter·I = UᵀU`.
+///
+/// Upper, because a product then takes rows of a matrix and changes the rows below them: the two can be borrowed side by side.
 #[derive(Clone, Debug)]
 pub struct Cholesky {
-    lower: Matrix,
+    upper: Matrix,
     jitter: f64,
 }
 
 impl Cholesky {
-    /// Factorises a symmetric matrix, of which only the lower triangle is read.
+    /// Factorises a symmetric matrix, of which only the upper triangle is read.
     ///
     /// Jitter is added to the diagonal only after the factorisation itself has met a pivot that is not positive, and is then
     /// reported by [`Cholesky::jitter`].
@@ -133,10 +138,10 @@ impl Cholesky {
         let mut relative = 0.0;
         loop {
             let jitter = relative * scale;
-            let mut lower = matrix.clone();
-            lower.add_diagonal(jitter);
-            match factorise(&mut lower) {
-                Ok(()) => return Ok(Cholesky { lower, jitter }),
+            let mut upper = matrix.clone();
+            upper.add_diagonal(jitter);
+            match factorise(&mut upper) {
+                Ok(()) => return Ok(Cholesky { upper, jitter }),
                 Err((row, pivot)) if relative >= LAST_JITTER || !pivot.is_finite() || scale == 0.0 => {
                     return Err(LinalgError::NotPositiveDefinite { row, rows: n, pivot, jitter });
                 }
@@ -150,53 +155,18 @@ impl Cholesky {
         self.jitter
     }
 
-    /// Solves `L Y = B` in place (`B`: `[n, m]`), so that `YᵀY = Bᵀ A⁻¹ B`.
+    /// Solves `Uᵀ Y = B` in place (`B`: `[n, m]`), so that `YᵀY = Bᵀ A⁻¹ B`.
     pub fn forward(&self, b: &mut Matrix) {
-        let (n, m) = (self.lower.rows, b.cols);
+        let (n, m) = (self.upper.rows, b.cols);
         assert_eq!(b.rows, n, "a right-hand side has as many rows as the matrix");
-        for start in (0..n).step_by(BLOCK) {
-            let end = (start + BLOCK).min(n);
-            let (above, below) = b.data.split_at_mut(start * m);
-            let here = &mut below[..(end - start) * m];
-            if start > 0 {
-                let left = View::rows(&self.lower.data[start * n..], end - start, start, n);
-                multiply(here, m, 1.0, -1.0, left, View::rows(above, start, m, m));
-            }
-            for i in start..end {
-                let (done, rest) = here.split_at_mut((i - start) * m);
-                let row = &mut rest[..m];
-                for (j, solved) in (start..i).zip(done.chunks_exact(m)) {
-                    axpy(row, -self.lower.data[i * n + j], solved);
-                }
-                let inverse = 1.0 / self.lower.data[i * n + i];
-                row.iter_mut().for_each(|x| *x *= inverse);
-            }
-        }
+        forward(Triangle { data: &self.upper.data, stride: n, size: n }, &mut b.data, m, m);
     }
 
-    /// Solves `Lᵀ X = Y` in place (`Y`: `[n, m]`).
+    /// Solves `U X = Y` in place (`Y`: `[n, m]`).
     pub fn backward(&self, y: &mut Matrix) {
-        let (n, m) = (self.lower.rows, y.cols);
+        let (n, m) = (self.upper.rows, y.cols);
         assert_eq!(y.rows, n, "a right-hand side has as many rows as the matrix");
-        let starts: Vec<usize> = (0..n).step_by(BLOCK).collect();
-        for &start in starts.iter().rev() {
-            let end = (start + BLOCK).min(n);
-            let (upper, below) = y.data.split_at_mut(end * m);
-            let here = &mut upper[start * m..];
-            if end < n {
-                let lower = View::rows(&self.lower.data[end * n + start..], n - end, end - start, n);
-                multiply(here, m, 1.0, -1.0, lower.transposed(), View::rows(below, n - end, m, m));
-            }
-            for i in (start..end).rev() {
-                let (head, done) = here.split_at_mut((i - start + 1) * m);
-                let row = &mut head[(i - start) * m..];
-                for (j, solved) in (i + 1..end).zip(done.chunks_exact(m)) {
-                    axpy(row, -self.lower.data[j * n + i], solved);
-                }
-                let inverse = 1.0 / self.lower.data[i * n + i];
-                row.iter_mut().for_each(|x| *x *= inverse);
-            }
-        }
+        backward(Triangle { data: &self.upper.data, stride: n, size: n }, &mut y.data, m);
     }
 
     /// Solves `(A + jitter·I) X = B` in place (`B`: `[n, m]`).
@@ -206,55 +176,125 @@ impl Cholesky {
     }
 }
 
-/// Replaces the lower triangle of a square matrix by its Cholesky factor and zeroes the rest, or says which pivot failed.
+/// An upper triangle: `size` rows, `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Triangle<'a> {
+    data: &'a [f64],
+    stride: usize,
+    size: usize,
+}
+
+impl<'a> Triangle<'a> {
+    /// Its upper half, what lies right of that, and its lower half.
+    fn split(self) -> (Triangle<'a>, View<'a, f64>, Triangle<'a>) {
+        let Triangle { data, stride, size } = self;
+        let half = size / 2;
+        let beside = View::rows(&data[half..], half, size - half, stride);
+        let below = Triangle { data: &data[half * (stride + 1)..], size: size - half, ..self };
+        (Triangle { size: half, ..self }, beside, below)
+    }
+
+    fn element(self, row: usize, col: usize) -> f64 {
+        self.data[row * self.stride + col]
+    }
+}
+
+/// Solves `Uᵀ Y = B` in place; B has rows of `m` elements, `stride` apart.
+fn forward(u: Triangle<'_>, b: &mut [f64], m: usize, stride: usize) {
+    if u.size > LEAF {
+        let (first, beside, second) = u.split();
+        let (above, below) = b.split_at_mut(first.size * stride);
+        forward(first, above, m, stride);
+        multiply(below, stride, 1.0, -1.0, beside.transposed(), View::rows(above, first.size, m, stride));
+        forward(second, below, m, stride);
+        return;
+    }
+    for i in 0..u.size {
+        let (done, rest) = b.split_at_mut(i * stride);
+        let row = &mut rest[..m];
+        for (j, solved) in done.chunks(stride).enumerate() {
+            axpy(row, -u.element(j, i), &solved[..m]);
+        }
+        scale(row, 1.0 / u.element(i, i));
+    }
+}
+
+/// Solves `U X = Y` in place; Y has rows of `m` elements.
+fn backward(u: Triangle<'_>, y: &mut [f64], m: usize) {
+    if u.size > LEAF {
+        let (first, beside, second) = u.split();
+        let (above, below) = y.split_at_mut(first.size * m);
+        backward(second, below, m);
+        multiply(above, m, 1.0, -1.0, beside, View::rows(below, second.size, m, m));
+        backward(first, above, m);
+        return;
+    }
+    for i in (0..u.size).rev() {
+        let (head, done) = y.split_at_mut((i + 1) * m);
+        let row = &mut head[i * m..];
+        for (j, solved) in (i + 1..u.size).zip(done.chunks_exact(m)) {
+            axpy(row, -u.element(i, j), solved);
+        }
+        scale(row, 1.0 / u.element(i, i));
+    }
+}
+
+/// Replaces the upper triangle of a square matrix by its Cholesky factor and zeroes the rest, or says which pivot failed.
 fn factorise(a: &mut Matrix) -> Result<(), (usize, f64)> {
     let n = a.rows;
-    for start in (0..n).step_by(BLOCK) {
-        let end = (start + BLOCK).min(n);
-        for i in start..end {
-            for j in start..=i {
-                let (row_i, row_j) = (&a.data[i * n + start..i * n + j], &a.data[j * n + start..j * n + j]);
-                let rest = a.data[i * n + j] - dot(row_i, row_j);
-                if i > j {
-                    a.data[i * n + j] = rest / a.data[j * n + j];
-                } else if rest > 0.0 && rest.is_finite() {
-                    a.data[i * n + i] = rest.sqrt();
-                } else {
-                    return Err((i, rest));
-                }
-            }
-            a.data[i * n + i + 1..(i + 1) * n].fill(0.0);
-        }
-        if end == n {
-            break;
-        }
-        let (above, below) = a.data.split_at_mut(end * n);
-        let diagonal = &above[start * n..];
-        below.par_chunks_exact_mut(n).for_each(|row| {
-            for j in 0..end - start {
-                let solved = dot(&row[start..start + j], &diagonal[j * n + start..j * n + start + j]);
-                row[start + j] = (row[start + j] - solved) / diagonal[j * n + start + j];
-            }
-        });
-        // A copy, because the trailing matrix that the panel is subtracted from lies in the same rows.
-        let width = end - start;
-        let panel: Vec<f64> = below.chunks_exact(n).flat_map(|row| &row[start..end]).copied().collect();
-        for from in (end..n).step_by(BLOCK) {
-            let to = (from + BLOCK).min(n);
-            let rows = View::rows(&panel[(from - end) * width..], n - from, width, width);
-            let columns = View::rows(&panel[(from - end) * width..], to - from, width, width).transposed();
-            multiply(&mut a.data[from * n + from..], n, 1.0, -1.0, rows, columns);
-        }
-    }
+    factorise_part(&mut a.data, n, 0, n)?;
+    (1..n).for_each(|i| a.data[i * n..i * n + i].fill(0.0));
     Ok(())
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(x, y)| x * y).sum()
+/// The same for rows and columns `start` to `end` of one with rows of `n`; what is left of the diagonal stays as it is, or not.
+fn factorise_part(a: &mut [f64], n: usize, start: usize, end: usize) -> Result<(), (usize, f64)> {
+    if end - start <= LEAF {
+        for i in start..end {
+            let (above, below) = a.split_at_mut((i + 1) * n);
+            let row = &mut above[i * n..];
+            let pivot = row[i];
+            // Not `<= 0.0`: a NaN is no pivot either.
+            if !(pivot > 0.0 && pivot.is_finite()) {
+                return Err((i, pivot));
+            }
+            scale(&mut row[i..end], 1.0 / pivot.sqrt());
+            for j in i + 1..end {
+                axpy(&mut below[(j - i - 1) * n..][j..end], -row[j], &row[j..end]);
+            }
+        }
+        return Ok(());
+    }
+    let half = (end - start) / 2;
+    let middle = start + half;
+    factorise_part(a, n, start, middle)?;
+    // A copy, because the panel right of it, which it solves, lies in the same rows.
+    let triangle: Vec<f64> = (start..middle).flat_map(|row| &a[row * n + start..row * n + middle]).copied().collect();
+    let (above, below) = a.split_at_mut(middle * n);
+    let panel = &mut above[start * n + middle..];
+    forward(Triangle { data: &triangle, stride: half, size: half }, panel, end - middle, n);
+    drop(triangle);
+    for from in (middle..end).step_by(STRIP) {
+        let to = (from + STRIP).min(end);
+        let right = View::rows(&panel[from - middle..], half, end - from, n);
+        let left = View::rows(&panel[from - middle..], half, to - from, n).transposed();
+        multiply(&mut below[(from - middle) * n + from..], n, 1.0, -1.0, left, right);
+    }
+    factorise_part(a, n, middle, end)
 }
 
 fn axpy(into: &mut [f64], factor: f64, from: &[f64]) {
-    into.iter_mut().zip(from).for_each(|(x, y)| *x += factor * y);
+    widest(
+        #[inline(always)]
+        || into.iter_mut().zip(from).for_each(|(x, y)| *x += factor * y),
+    );
+}
+
+fn scale(row: &mut [f64], factor: f64) {
+    widest(
+        #[inline(always)]
+        || row.iter_mut().for_each(|x| *x *= factor),
+    );
 }
 
 #[cfg(test)]
@@ -290,10 +330,10 @@ mod tests {
         a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
     }
 
-    /// Orders below, at, just above and well above the block width, none of them its multiple but one.
+    /// Orders below, at, just above and well above a leaf's, and one of several strips.
     #[test]
-    fn solves_at_every_blocking() {
-        for (n, m) in [(1, 1), (5, 3), (BLOCK, 7), (BLOCK + 1, 2), (3 * BLOCK + 17, 40)] {
+    fn solves_at_every_depth() {
+        for (n, m) in [(1, 1), (5, 3), (LEAF, 7), (LEAF + 1, 2), (7 * LEAF + 5, 40), (2 * STRIP + 17, 3)] {
             let g = gaussian(2 * n, n, n as u64);
             let mut a = naive(&transpose(&g), &g);
             a.add_diagonal(0.5);
@@ -301,8 +341,8 @@ mod tests {
             let mut b = naive(&a, &x);
             let factor = Cholesky::new(&a).unwrap();
             assert_eq!(factor.jitter(), 0.0);
-            let relative = worst(&naive(&factor.lower, &transpose(&factor.lower)), &a) / a.trace();
-            assert!(relative < 1e-14 * n as f64, "L·Lᵀ differs from A by {relative:e} at n = {n}");
+            let relative = worst(&naive(&transpose(&factor.upper), &factor.upper), &a) / a.trace();
+            assert!(relative < 1e-14 * n as f64, "UᵀU differs from A by {relative:e} at n = {n}");
             factor.solve(&mut b);
             assert!(worst(&b, &x) < 1e-9, "x is off by {:e} at n = {n}", worst(&b, &x));
         }

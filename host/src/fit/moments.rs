@@ -327,14 +327,35 @@ impl Covariances<'_> {
         let columns = starts.last().copied().unwrap_or(0);
         let mut matrix = Matrix::zeros(columns, columns);
         for (i, &a) in layers.iter().enumerate() {
-            for (j, &b) in layers.iter().enumerate() {
-                for r in 0..self.features(a).len() {
-                    let into = &mut matrix.row_mut(starts[i] + r)[starts[j]..starts[j + 1]];
-                    into.iter_mut().enumerate().for_each(|(c, x)| *x = self.source_element((a, r), (b, c)));
+            for (j, &b) in layers.iter().enumerate().skip(i) {
+                let (rows, columns) = (starts[i]..starts[i + 1], starts[j]..starts[j + 1]);
+                for (r, row) in rows.clone().enumerate() {
+                    self.source_row((a, r), b, &mut matrix.row_mut(row)[columns.clone()]);
+                }
+                if i < j {
+                    for row in columns {
+                        for column in rows.clone() {
+                            matrix.row_mut(row)[column] = matrix.row(column)[row];
+                        }
+                    }
                 }
             }
         }
         matrix
+    }
+
+    /// Covariance of a column of one source layer with all columns of another.
+    fn source_row(&self, (a, r): (usize, usize), b: usize, into: &mut [f64]) {
+        if a >= b {
+            into.iter_mut().enumerate().for_each(|(c, x)| *x = self.source_element((a, r), (b, c)));
+            return;
+        }
+        let (sums, rows, own, other) = (&self.moments.sums, self.rows(), self.features(a), self.features(b));
+        let mean = sums.source_sum[own.start + r] / rows;
+        let products = &sums.gram[self.first_feature + a].row(r)[other.start - own.start..];
+        for ((x, product), sum) in into.iter_mut().zip(products).zip(&sums.source_sum[other]) {
+            *x = product / rows - mean * (sum / rows);
+        }
     }
 
     /// Where each of the layers begins when they are concatenated, and where the last one ends.
@@ -361,11 +382,16 @@ impl Covariances<'_> {
     /// Covariance of the given source layers with a target layer: `[Σ columns, target_width]`.
     pub fn cross(&self, layers: &[usize], target_layer: usize) -> Matrix {
         let starts = self.starts(layers);
+        let (sums, rows) = (&self.moments.sums, self.rows());
+        let products = &sums.cross[self.first_output + target_layer];
+        let target_sums = &sums.target_sum[self.outputs(target_layer)];
         let mut matrix = Matrix::zeros(starts.last().copied().unwrap_or(0), self.shape().target_width);
         for (i, &layer) in layers.iter().enumerate() {
             for r in 0..self.features(layer).len() {
-                let into = matrix.row_mut(starts[i] + r).iter_mut().enumerate();
-                into.for_each(|(c, x)| *x = self.cross_element((layer, r), (target_layer, c)));
+                let row = self.features(layer).start + r;
+                let mean = sums.source_sum[row] / rows;
+                let into = matrix.row_mut(starts[i] + r).iter_mut().zip(products.row(row)).zip(target_sums);
+                into.for_each(|((x, product), sum)| *x = product / rows - mean * (sum / rows));
             }
         }
         matrix

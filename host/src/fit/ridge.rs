@@ -127,14 +127,17 @@ impl AffineMap {
 /// # Errors
 /// [`LinalgError`] if C + λsI has no Cholesky factor.
 pub fn solve(c: &Matrix, rhs: &mut [Matrix], lambda: Lambda, rows: f64) -> Result<f64, LinalgError> {
-    let mut system = c.clone();
-    for (i, penalty) in lambda.diagonal(c, rows).into_iter().enumerate() {
-        system.row_mut(i)[i] += penalty;
-    }
-    let factor = Cholesky::new(&system)?;
-    drop(system);
+    let factor = factorise(c.clone(), &lambda.diagonal(c, rows))?;
     rhs.iter_mut().for_each(|b| factor.solve(b));
     Ok(factor.jitter())
+}
+
+/// The factor of C with `diagonal` added to it.
+fn factorise(mut c: Matrix, diagonal: &[f64]) -> Result<Cholesky, LinalgError> {
+    for (i, penalty) in diagonal.iter().enumerate() {
+        c.row_mut(i)[i] += penalty;
+    }
+    Cholesky::new(&c)
 }
 
 /// Keys' and values' maps of one target layer.
@@ -187,13 +190,14 @@ pub(super) fn fit_each(
     for (sources, indices) in groups {
         let covariance = side.source(sources);
         let mut diagonal = lambda.diagonal(&covariance, side.rows());
-        let crosses: Vec<Matrix> = indices.iter().map(|&i| side.cross(sources, wanted[i].1)).collect();
-        let mut weights = crosses.clone();
-        let jitter = solve(&covariance, &mut weights, lambda, side.rows())?;
-        diagonal.iter_mut().for_each(|penalty| *penalty += jitter);
+        let factor = factorise(covariance, &diagonal)?;
+        diagonal.iter_mut().for_each(|penalty| *penalty += factor.jitter());
         let source_mean = side.source_mean(sources);
-        for ((index, cross), weight) in indices.into_iter().zip(crosses).zip(weights) {
-            maps[index] = Some(affine(side, wanted[index].1, &cross, weight, &source_mean, &diagonal, jitter));
+        for index in indices {
+            let cross = side.cross(sources, wanted[index].1);
+            let mut weight = cross.clone();
+            factor.solve(&mut weight);
+            maps[index] = Some(affine(side, wanted[index].1, &cross, weight, &source_mean, &diagonal, factor.jitter()));
         }
     }
     Ok(maps.into_iter().flatten().collect())

@@ -62,7 +62,7 @@ struct Head {
     source: Vec<f64>,
     /// `[d_t]`.
     target: Vec<f64>,
-    /// The lower triangle of XᵀDX.
+    /// The upper triangle of XᵀDX.
     gram: Matrix,
     /// XᵀDY.
     cross: Matrix,
@@ -264,8 +264,9 @@ impl Head {
         for start in (0..p).step_by(BLOCK) {
             let end = p.min(start + BLOCK);
             let left = View::rows(&x[start..], rows, end - start, p).transposed();
-            accumulate(&mut self.gram, start, left, View::rows(&x, rows, end, p), (end - start, end), &mut scratch);
-            accumulate(&mut self.cross, start, left, View::rows(&y, rows, d, d), (end - start, d), &mut scratch);
+            let right = View::rows(&x[start..], rows, p - start, p);
+            accumulate(&mut self.gram, start, left, right, (end - start, start..p), &mut scratch);
+            accumulate(&mut self.cross, start, left, View::rows(&y, rows, d, d), (end - start, 0..d), &mut scratch);
         }
     }
 
@@ -292,19 +293,19 @@ impl Head {
     }
 }
 
-/// Adds `left · right` to the rows from `start` on, the product in f32, the sum in f64.
+/// Adds `left · right` to some columns of the rows from `start` on, the product in f32, the sum in f64.
 fn accumulate(
     sum: &mut Matrix,
     start: usize,
     left: View<'_, f32>,
     right: View<'_, f32>,
-    (rows, cols): (usize, usize),
+    (rows, columns): (usize, std::ops::Range<usize>),
     scratch: &mut Vec<f32>,
 ) {
-    scratch.resize(rows * cols, 0.0);
-    multiply(scratch, cols, 0.0, 1.0, left, right);
-    for (i, product) in scratch.chunks_exact(cols).enumerate() {
-        sum.row_mut(start + i).iter_mut().zip(product).for_each(|(sum, &x)| *sum += f64::from(x));
+    scratch.resize(rows * columns.len(), 0.0);
+    multiply(scratch, columns.len(), 0.0, 1.0, left, right);
+    for (i, product) in scratch.chunks_exact(columns.len()).enumerate() {
+        sum.row_mut(start + i)[columns.clone()].iter_mut().zip(product).for_each(|(sum, &x)| *sum += f64::from(x));
     }
 }
 
