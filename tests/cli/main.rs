@@ -1,5 +1,7 @@
 //! The program as a person runs it.
 
+#[cfg(unix)]
+mod full_disk;
 mod ledger;
 mod pairs;
 mod store;

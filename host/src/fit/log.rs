@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufRead as _, Write as _},
+    io::{self, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -13,12 +13,33 @@ use crate::measure::summary::TextArms;
 
 /// A log that can't be kept.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: can't keep evidence there: {source}", file.display())]
-pub struct LogError {
-    /// The file.
-    file: PathBuf,
-    /// Why.
-    source: io::Error,
+pub enum LogError {
+    /// The file can't be read.
+    #[error("{}: can't be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file can't be written: a full disk, most often.
+    #[error(
+        "{}: can't be written: {source}; the documents measured before are kept: make room and run the same command again, or \
+         choose an --out on another disk",
+        file.display()
+    )]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no such log: what is replaced or removed in the end must be ours.
+    #[error("{}: begins like no evidence of this version: remove it, or choose another --out", file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+    },
 }
 
 /// What the outcomes are of; the first line.
@@ -56,13 +77,13 @@ pub(super) struct Log {
 impl Log {
     /// Whether what is at `path` may become a log; nothing is changed.
     pub(super) fn check(path: &Path) -> Result<(), LogError> {
-        read(path, None).map(drop).map_err(|source| LogError { file: path.to_owned(), source })
+        read(path, None).map(drop)
     }
 
     /// Opens the log of `subject`. One of another subject is begun anew; a line that an interrupt cut short is dropped.
     pub(super) fn open(path: &Path, subject: &Subject) -> Result<Log, LogError> {
-        let failed = |source| LogError { file: path.to_owned(), source };
-        let entries = read(path, Some(subject)).map_err(failed)?;
+        let failed = |source| LogError::Write { file: path.to_owned(), source };
+        let entries = read(path, Some(subject))?;
         let mut text = line(subject);
         entries.iter().for_each(|entry| text.push_str(&line(entry)));
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -81,7 +102,7 @@ impl Log {
     /// Adds an outcome.
     pub(super) fn push(&mut self, entry: Entry) -> Result<(), LogError> {
         let written = self.file.write_all(line(&entry).as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|source| LogError { file: self.path.clone(), source })?;
+        written.map_err(|source| LogError::Write { file: self.path.clone(), source })?;
         self.entries.push(entry);
         Ok(())
     }
@@ -92,24 +113,24 @@ fn line<T: Serialize>(value: &T) -> String {
     format!("{json}\n")
 }
 
-fn read(path: &Path, subject: Option<&Subject>) -> io::Result<Vec<Entry>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
+fn read(path: &Path, subject: Option<&Subject>) -> Result<Vec<Entry>, LogError> {
+    let failed = |source| LogError::Read { file: path.to_owned(), source };
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+        Err(error) => return Err(failed(error)),
     };
-    let mut lines = io::BufReader::new(file).lines();
-    let Some(first) = lines.next().transpose()? else { return Ok(Vec::new()) };
-    // What is replaced or removed in the end must be ours.
-    let Ok(found) = serde_json::from_str::<Subject>(&first) else {
-        return Err(io::Error::other("it begins like no evidence of this version; remove it, or choose another --out"));
+    let mut lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let Some(first) = lines.next() else { return Ok(Vec::new()) };
+    let Ok(found) = serde_json::from_slice::<Subject>(first) else {
+        return Err(LogError::Foreign { file: path.to_owned() });
     };
     if subject.is_some_and(|subject| found != *subject) {
         return Ok(Vec::new());
     }
     let mut entries = Vec::new();
     for line in lines {
-        match serde_json::from_str(&line?) {
+        match serde_json::from_slice(line) {
             Ok(entry) => entries.push(entry),
             Err(_) => break,
         }
@@ -163,6 +184,19 @@ mod tests {
         let other = Subject { artifact: Digest::of(b"b"), ..subject };
         Log::check(&path).unwrap();
         assert!(Log::open(&path, &other).unwrap().entries.is_empty(), "evidence of another artifact is not taken over");
+    }
+
+    /// A device that is always full.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_finds_no_room_is_not_counted_as_kept() {
+        let full = Path::new("/dev/full");
+        let file = OpenOptions::new().append(true).open(full).unwrap();
+        let mut log = Log { path: full.to_owned(), file, entries: vec![entry("code-1")] };
+        let error = log.push(entry("code-2")).unwrap_err();
+        assert!(matches!(error, LogError::Write { .. }), "{error}");
+        assert!(error.to_string().contains("/dev/full: can't be written") && error.to_string().contains("make room"));
+        assert_eq!(log.entries, [entry("code-1")]);
     }
 
     #[test]

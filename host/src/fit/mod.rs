@@ -66,9 +66,6 @@ use ridge::Lambda;
 use rows::RowFile;
 use select::Scores;
 
-/// Fewer rows per feature than this, and a fit is refused: what it would have learnt is its calibration text (METHOD §8).
-const ROWS_PER_FEATURE: usize = 2;
-
 /// Fits a pair, measures it on held-out documents, and writes its folder.
 ///
 /// `watch` is told how far it has come and may answer `Break`: what was captured and measured is then kept for the next call.
@@ -223,8 +220,7 @@ fn choose(
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Candidate, Vec<SweepPoint>, Vec<Trial>), FitError> {
     let mut candidates = candidates(options, scores, source, target);
-    let rows =
-        |candidate: &Candidate| enough_rows(candidate.k, candidate.design.features(&moments.shape()), moments.rows());
+    let rows = |candidate: &Candidate| enough_rows(candidate, moments);
     if let Some(first) = candidates.first() {
         rows(first)?;
     }
@@ -278,8 +274,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
     candidates
 }
 
-fn enough_rows(k: usize, features: usize, rows: u64) -> Result<(), FitError> {
-    let expected = ROWS_PER_FEATURE * features;
+fn enough_rows(&Candidate { k, ref design, .. }: &Candidate, moments: &Moments) -> Result<(), FitError> {
+    let (rows, shape) = (moments.rows(), moments.shape());
+    let (features, expected) = (design.features(&shape), design.least_rows(&shape));
     if rows >= expected as u64 { Ok(()) } else { Err(FitError::TooFewRows { rows, k, features, expected }) }
 }
 

@@ -28,7 +28,7 @@ pub struct FitOptions {
     pub held_out: Vec<CorpusFile>,
     /// Tokens of a calibration sequence, and of the prefix of a selection or evidence document.
     pub context: usize,
-    /// Calibration tokens to stop at; all that the texts have where they have fewer.
+    /// Calibration tokens to stop at. Texts that have fewer are refused: what a fit is worth depends on it.
     pub tokens: usize,
     /// Every how many positions a calibration row is taken; at least 1.
     pub stride: usize,

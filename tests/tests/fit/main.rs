@@ -1,5 +1,7 @@
 //! `fit` on the bundled family, from text to a pair folder: with the real module, the real gate, and the CPU device.
 
+mod bad_input;
+
 use std::{
     fs,
     ops::ControlFlow,
@@ -26,7 +28,7 @@ struct Setup {
 
 impl Setup {
     fn new() -> Setup {
-        let family = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/assets/family");
+        let family = family();
         let load = |member| Model::load(&ModelSource::from(family.join(member)), LoadOptions::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         // The first passage of each of 26 books, shortened: 2 to choose k on, 6 to measure on, 18 to calibrate on.
@@ -54,6 +56,11 @@ impl Setup {
     fn fit(&self, options: &FitOptions, mut watch: impl FnMut(Progress) -> ControlFlow<()>) -> Result<Pair, FitError> {
         fit::fit(options, &self.source, &self.target, &self.gate, &self.device, &mut watch)
     }
+}
+
+/// The folder of the bundled models.
+fn family() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/assets/family")
 }
 
 /// A watch that stops the second time it sees `stage` half done.
@@ -288,8 +295,6 @@ fn a_ridge_through_a_projection_behind_native_layers() {
     let mut options = setup.options("projected");
     (options.native_layers, options.joint, options.rank) = (1, true, Some(24));
     (options.sweep, options.selection, options.evidence, options.tail) = (true, 3, 4, 2);
-    // Two rows for each of 1,728 features.
-    options.tokens = 6_000;
     let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
     let manifest = pair.manifest();
     assert_eq!(manifest.identity.native_layers, 1);
@@ -316,7 +321,8 @@ fn a_ridge_through_a_projection_behind_native_layers() {
     assert_eq!(diagnostics.cosine.len(), 8);
     assert!(diagnostics.cosine[0] > 0.9999, "layer 0 is the target's own: {:?}", diagnostics.cosine);
     assert!(diagnostics.cosine[1..].iter().all(|cosine| (0.3..0.9999).contains(cosine)), "{:?}", diagnostics.cosine);
-    assert!(diagnostics.rows_per_feature.unwrap() >= 2.0);
+    // Without the projection, 1,728 features would ask for two rows each.
+    assert!((1.1..2.0).contains(&diagnostics.rows_per_feature.unwrap()));
     let concentration = diagnostics.concentration.unwrap();
     assert_eq!((concentration.keys.len(), concentration.values.len()), (7, 7));
     assert!(
