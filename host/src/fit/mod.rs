@@ -85,8 +85,8 @@ pub fn fit(
     let plan = Plan::new(options, source, target)?;
     let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
-    let (chosen, sweep, trials) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
-    let (fitted, maps) = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
+    let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
     let captured = state.moments.rows();
     let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
         let options = FitOptions { head, tail, ..options.clone() };
@@ -103,8 +103,8 @@ pub fn fit(
         _ => Vec::new(),
     };
     found.ablations = &ablations;
-    let diagnostics = diagnose::diagnose(&state.moments, &scores, &chosen, &fitted, maps.as_ref(), &trials)?;
-    drop((state, rows, maps, trials));
+    let mut diagnostics = diagnose::diagnose(&state.moments, &scores, &chosen, &fitted)?;
+    drop((state, rows));
     let (ends, points);
     if options.sweep {
         let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
@@ -113,7 +113,9 @@ pub fn fit(
     } else {
         ends = (options.head, options.tail);
     }
-    let draft = make(&fitted, ends, found)?.with_diagnostics(diagnostics);
+    let draft = make(&fitted, ends, found)?;
+    diagnose::observe(tools, &draft, &plan.selection, &mut diagnostics, watch)?;
+    let draft = draft.with_diagnostics(diagnostics);
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -167,22 +169,21 @@ fn solve(
     rows: Option<&RowFile>,
     Candidate { design, lambda, .. }: &Candidate,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Fitted, Option<RidgeMaps>), FitError> {
+) -> Result<Fitted, FitError> {
     let selection = &design.layers;
     let rows = || rows.expect("captured for the kinds that need them");
     match &options.mapper {
         MapperKind::Ridge => {
             step(watch, Stage::Solve, 0, 1)?;
-            let maps = RidgeMaps::fit(moments, design, *lambda)?;
-            Ok((Fitted::ridge(&maps, options.elem), Some(maps)))
+            Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, *lambda)?, options.elem))
         }
         MapperKind::HeadMatched(weighting) => {
             let maps = head_matched::fit(rows(), selection, *lambda, *weighting, watch)?;
-            Ok((Fitted::head_matched(&maps, options.elem), None))
+            Ok(Fitted::head_matched(&maps, options.elem))
         }
         MapperKind::Mlp(settings) => {
             let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
-            Ok((Fitted::mlp(&networks, options.elem), None))
+            Ok(Fitted::mlp(&networks, options.elem))
         }
     }
 }
@@ -218,7 +219,7 @@ fn choose(
     source: &Model,
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Candidate, Vec<SweepPoint>, Vec<Trial>), FitError> {
+) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
     let mut candidates = candidates(options, scores, source, target);
     let rows = |candidate: &Candidate| enough_rows(candidate, moments);
     if let Some(first) = candidates.first() {
@@ -226,7 +227,7 @@ fn choose(
     }
     candidates.retain(|candidate| rows(candidate).is_ok());
     if !options.chooses() {
-        return Ok((candidates.remove(0), Vec::new(), Vec::new()));
+        return Ok((candidates.remove(0), Vec::new()));
     }
     let natively = (options.head, options.tail, options.native_layers);
     let mut trials = Vec::new();
@@ -235,7 +236,7 @@ fn choose(
         trials.push(Trial::run(prompt, natively, source, target)?);
     }
     let (chosen, sweep) = choose::choose(moments, &candidates, &trials, watch)?;
-    Ok((candidates.swap_remove(chosen), sweep, trials))
+    Ok((candidates.swap_remove(chosen), sweep))
 }
 
 /// What may be fitted, the cheapest first.

@@ -15,7 +15,7 @@ use kvmig::{
     pair::{Pair, WEIGHTS},
     sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
-use kvmig_gate::{Gate, Policy, TicketFilter};
+use kvmig_gate::{Gate, Policy, State, TicketFilter};
 
 /// Models, gate and text of one test.
 struct Setup {
@@ -95,7 +95,9 @@ fn a_fitted_pair_is_read_measured_and_better_than_its_controls() {
     assert!(kl(&text.mapped) < kl(&text.ends_only) && kl(&text.ends_only) < kl(&text.no_prefix), "{text:?}");
     // Every held-out document went through the gate's trial route, and none of its tickets is left open.
     let tickets = setup.gate.tickets(&TicketFilter::default()).unwrap();
-    assert_eq!(tickets.len(), 6, "{tickets:?}");
+    let of = |state: State| tickets.iter().filter(|ticket| ticket.state == state).count();
+    // What the diagnostics look at is not measured.
+    assert_eq!((tickets.len(), of(State::Settled), of(State::Unaudited)), (8, 6, 2), "{tickets:?}");
     let leftover: Vec<_> = fs::read_dir(setup.folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -279,6 +281,21 @@ fn every_kind_is_fitted_for_its_module() {
         let domain = &manifest.evidence.as_ref().unwrap().domains[0];
         let (mapped, ends_only) = (domain.mapped.kl_nats.mean, domain.ends_only.kl_nats.mean);
         assert!(mapped < 0.8 * ends_only, "{name}: {mapped} against {ends_only} nats");
+        let cards = kvmig::pair::Cards::open(&options.out).unwrap();
+        let diagnostics = cards.first().diagnostics().unwrap().unwrap();
+        let (own, mapped) = diagnostics.cosine.split_at(native_layers);
+        assert_eq!(own.len() + mapped.len(), 8);
+        assert!(own.iter().all(|cosine| *cosine > 0.9999), "the target's own layers: {own:?}");
+        assert!(mapped.iter().all(|cosine| (0.3..0.9999).contains(cosine)), "{name}: {mapped:?}");
+        let evidence = pair.evidence().unwrap();
+        let worst =
+            evidence.documents.iter().map(|document| document.mapped.cosine_worst_layer.unwrap()).sum::<f64>() / 4.0;
+        let here = mapped.iter().copied().fold(1.0, f64::min);
+        assert!((here - worst).abs() < 0.1, "{name}: {here}, on other documents {worst}");
+        let concentration = diagnostics.concentration.unwrap();
+        assert_eq!([&concentration.keys, &concentration.values].map(Vec::len), [8 - native_layers; 2]);
+        let all = concentration.keys.iter().chain(&concentration.values);
+        assert!(all.clone().all(|x| (0.1..10.0).contains(x)), "{name}: {concentration:?}");
         let leftover: Vec<_> = fs::read_dir(setup.folder.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
