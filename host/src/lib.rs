@@ -6,6 +6,7 @@ pub mod cache;
 pub mod cli;
 pub mod device;
 pub mod engine;
+pub mod eval;
 pub mod fit;
 pub mod gpu;
 pub mod measure;

@@ -1,5 +1,6 @@
 //! The program as a person runs it.
 
+mod eval;
 #[cfg(unix)]
 mod full_disk;
 mod ledger;

@@ -62,7 +62,7 @@ fn arms(out: &mut impl Write, arms: [&ArmSummary; 4]) -> io::Result<()> {
     Ok(())
 }
 
-fn interval(i: &Interval, digits: usize) -> String {
+pub(super) fn interval(i: &Interval, digits: usize) -> String {
     format!("{:.digits$} [{:.digits$}, {:.digits$}]", i.mean, i.low, i.high)
 }
 

@@ -13,7 +13,7 @@ use crate::{
         mlp,
         ridge::{Lambda, LambdaConvention},
     },
-    pair::{AblationPoint, EndsPoint, FitRecord, Pair, check_name},
+    pair::{AblationPoint, EndsPoint, FitRecord, Pair, WidthPoint, check_name},
     sandbox::bundled::{HEAD_MATCHED, MLP, RIDGE},
 };
 
@@ -73,7 +73,7 @@ pub(super) struct Args {
     /// Tokens of a calibration sequence, and of the prefix of a document to measure on
     #[arg(long, value_name = "N", default_value_t = 384)]
     context: usize,
-    /// Calibration tokens
+    /// Calibration tokens; a text that has fewer is refused
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     tokens: usize,
     /// Take every N-th position as a row
@@ -95,8 +95,8 @@ pub(super) struct Args {
     /// Project the features of all source layers to N columns that every target layer reads: a cheaper map
     #[arg(long, value_name = "N", conflicts_with_all = ["k", "max_k"])]
     rank: Option<usize>,
-    /// Choose λ along with k (and the rank), from a hundredth to ten times the given one, and then the native ends, all on the
-    /// selection documents; prints what was found of each
+    /// Choose λ along with k (and the rank), from a hundredth to ten times the given one, the width of an mlp from half to twice
+    /// the given one, and then the native ends, all on the selection documents; prints what was found of each
     #[arg(long)]
     sweep: bool,
     /// Find out what each part of the fit is worth: leave it out or put it wrong, and try that on the selection documents
@@ -117,7 +117,7 @@ pub(super) struct Args {
     /// Element type of the weights: f16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = elem)]
     weights: Elem,
-    /// Documents per corpus to choose k on
+    /// Documents per corpus to choose k on, and for the diagnostics
     #[arg(long, value_name = "N", default_value_t = 4)]
     selection: usize,
     /// Documents per corpus to measure on; the gate's shipped policy asks for 30
@@ -194,6 +194,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         let (name, mapper, folder) = (pair.name(), pair.mapper(), options.out.display());
         writeln!(out, "{name}: {mapper}, k = {}, {} rows, written to {folder}\n", fit.k, fit.rows)?;
         sweep_table(&mut out, fit)?;
+        widths_table(&mut out, fit)?;
         ends_table(&mut out, pair)?;
         ablation_table(&mut out, fit)?;
         evidence_table(&mut out, pair.card())?;
@@ -229,6 +230,19 @@ fn sweep_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
             point.cosine_mean,
             point.cosine_worst_layer
         )?;
+    }
+    writeln!(out)
+}
+
+/// What widths of networks are worth and cost, the chosen one marked.
+fn widths_table(out: &mut impl Write, fit: &FitRecord) -> std::io::Result<()> {
+    let Some(first) = fit.widths.first() else { return Ok(()) };
+    writeln!(out, "widths on {} documents that are used for choices alone:", first.documents)?;
+    writeln!(out, "    {:>5} {:>12} {:>9} {:>9} {:>10}", "width", "MFLOP/token", "KL, nats", "agreement", "handoff")?;
+    for WidthPoint { width, mflops, kl_nats, agreement, handoff_ms, .. } in &fit.widths {
+        let chosen = fit.training.as_ref().is_some_and(|training| training.width == *width);
+        let mark = if chosen { "*" } else { " " };
+        writeln!(out, "  {mark} {width:>5} {mflops:>12.1} {kl_nats:>9.3} {agreement:>9.2} {handoff_ms:>7.1} ms")?;
     }
     writeln!(out)
 }

@@ -3,6 +3,7 @@
 mod bytes;
 mod conform;
 mod devices;
+mod eval;
 mod evidence;
 mod fit;
 mod gate;
@@ -38,6 +39,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Fit(Box<fit::Args>),
+    Eval(Box<eval::Args>),
     Pair(Box<pair::Args>),
     Devices(devices::Args),
     Conform(conform::Args),
@@ -59,6 +61,7 @@ pub fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Fit(args) => fit::run(*args),
+        Command::Eval(args) => eval::run(*args),
         Command::Pair(args) => pair::run(*args),
         Command::Devices(args) => devices::run(args),
         Command::Conform(args) => conform::run(args),

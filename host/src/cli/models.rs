@@ -128,6 +128,22 @@ impl PairArg {
     }
 }
 
+/// The source and target given, or those that a bundled pair brings.
+pub(super) fn models_of(
+    pair: &PairArg,
+    (source, target): (&Option<ModelArg>, &Option<ModelArg>),
+) -> anyhow::Result<(ModelArg, ModelArg)> {
+    let brought = match pair {
+        PairArg::Bundled(pair) => Some(pair.members()),
+        PairArg::Folder(_) => None,
+    };
+    let needed = "a pair folder needs --source MODEL and --target MODEL, those it was fitted for";
+    let or_brought = |given: &Option<ModelArg>, member: Option<Member>| {
+        given.clone().or(member.map(ModelArg::Bundled)).context(needed)
+    };
+    Ok((or_brought(source, brought.map(|(source, _)| source))?, or_brought(target, brought.map(|(_, target)| target))?))
+}
+
 /// Which device maps.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DeviceArgs {

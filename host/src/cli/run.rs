@@ -21,7 +21,7 @@ use crate::{
 use super::{
     Ending, bytes, interrupt,
     ledger::{LedgerArgs, PolicyArgs},
-    models::{DeviceArgs, EngineArgs, ModelArg, PairArg},
+    models::{DeviceArgs, EngineArgs, ModelArg, PairArg, models_of},
     progress::prefill_bar,
     report::Report,
     warn,
@@ -99,11 +99,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
         bail!("{given}: found nothing, expected a text to answer");
     }
     let policy = args.policy.load()?;
-    let (source, target) = args.models()?;
+    let pair = args.pair.as_ref().unwrap_or(&PairArg::DEFAULT);
+    let (source, target) = models_of(pair, (&args.source, &args.target))?;
     let clock = Instant::now();
     let options = args.engine.options()?;
     let device = args.device.open()?;
-    let mut pair = args.pair.as_ref().unwrap_or(&PairArg::DEFAULT).open()?;
+    let mut pair = pair.open()?;
     if let Some(kind) = &args.mapper {
         pair = pair.of_kind(kind)?;
     }
@@ -196,22 +197,6 @@ impl Args {
     /// Whether all of it is the bundled default, prompt aside.
     fn is_default(&self) -> bool {
         matches!(self.pair, None | Some(PairArg::Bundled(_))) && self.source.is_none() && self.target.is_none()
-    }
-
-    fn models(&self) -> anyhow::Result<(ModelArg, ModelArg)> {
-        let pair = self.pair.as_ref().unwrap_or(&PairArg::DEFAULT);
-        let (source, target) = match pair {
-            PairArg::Bundled(pair) => pair.members(),
-            PairArg::Folder(_) => bundled::DEFAULT,
-        };
-        let default = |member| match pair {
-            PairArg::Bundled(_) => Ok(ModelArg::Bundled(member)),
-            PairArg::Folder(_) => {
-                bail!("a pair folder needs --source MODEL and --target MODEL, those it was fitted for")
-            }
-        };
-        let or_default = |given: &Option<ModelArg>, member| given.clone().map_or_else(|| default(member), Ok);
-        Ok((or_default(&self.source, source)?, or_default(&self.target, target)?))
     }
 }
 

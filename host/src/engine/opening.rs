@@ -11,7 +11,6 @@ use super::{Model, PrefillOptions};
 /// Keys and values of the first slots of any text.
 #[derive(Debug)]
 pub(super) struct Opening {
-    tokens: Vec<u32>,
     pub(super) planes: KvPlanes,
 }
 
@@ -19,9 +18,9 @@ impl Opening {
     /// None where texts begin with no token of their own. Nor where the model can't compute it: the prompt that would have needed
     /// it is then refused for the same reason.
     pub(super) fn run(model: &Model) -> Option<Opening> {
-        let tokens = model.tokenizer().encode("").ok()?;
-        let prefilled = model.prefill(&tokens, PrefillOptions { room: 0, ..PrefillOptions::default() }).ok()?;
-        Some(Opening { tokens, planes: prefilled.cache.planes })
+        let start = model.tokenizer().start();
+        let prefilled = model.prefill(start, PrefillOptions { room: 0, ..PrefillOptions::default() }).ok()?;
+        Some(Opening { planes: prefilled.cache.planes })
     }
 
     /// Copies the first `count` slots.
@@ -47,20 +46,19 @@ impl Model {
         self.opening.get_or_init(|| Opening::run(self));
     }
 
-    /// How many of the first `head` tokens of a prompt need not be computed for a cache, because memory for one was reserved
-    /// before and the prompt begins as every text does.
+    /// How many of the first `head` tokens of a prompt a handoff need not compute: those that every text begins with, where the
+    /// prompt does.
     pub fn known(&self, tokens: &[u32], head: usize) -> usize {
-        let opening = self.opening.get().and_then(Option::as_ref);
-        let begins = opening.filter(|opening| tokens.starts_with(&opening.tokens));
-        begins.map_or(0, |opening| opening.tokens.len().min(head))
+        let start = self.tokenizer().start();
+        if tokens.starts_with(start) { start.len().min(head) } else { 0 }
     }
 
-    /// Fills the slots of [`Model::known`] tokens and gives their number; none in planes of another element type than the
-    /// opening was computed in.
+    /// Fills the slots of [`Model::known`] tokens and gives their number. None before memory for a cache was reserved, nor in
+    /// planes of another element type than the opening was computed in.
     pub(super) fn open(&self, planes: &mut KvPlanes, tokens: &[u32], head: usize) -> usize {
         let known = self.known(tokens, head);
-        match self.opening.get().and_then(Option::as_ref) {
-            Some(opening) if known > 0 && opening.planes.layout().elem == planes.layout().elem => {
+        match self.opening.get() {
+            Some(Some(opening)) if known > 0 && opening.planes.layout().elem == planes.layout().elem => {
                 opening.copy(planes, known);
                 known
             }

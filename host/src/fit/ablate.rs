@@ -16,11 +16,13 @@ use super::{
     ends::{Document, Tools, attempt},
     fitted::Fitted,
     head_matched::{self, Weighting},
+    mlp::{self, MlpError},
     moments::{Moments, Rows},
     plan::Plan,
     ridge::Lambda,
     rows::RowFile,
     select::Scores,
+    step,
 };
 use crate::{
     engine::Model,
@@ -42,6 +44,8 @@ pub(super) struct Ablation<'a> {
     pub(super) rows: &'a RowFile,
     pub(super) scores: &'a Scores,
     pub(super) chosen: &'a Candidate,
+    /// What it was fitted to.
+    pub(super) fitted: &'a Fitted,
     /// Makes a pair of fitted maps with these ends.
     pub(super) draft: &'a dyn Fn(&Fitted, usize, usize) -> Result<Draft, PairError>,
 }
@@ -49,27 +53,64 @@ pub(super) struct Ablation<'a> {
 /// A mapper to be tried, with its ends.
 struct Arm {
     name: String,
-    fitted: Fitted,
+    made: Made,
     head: usize,
     tail: usize,
+}
+
+/// How an arm's mapper comes about.
+enum Made {
+    /// It is the one that was chosen.
+    Chosen,
+    /// It is that one with every head's map in the place of another's.
+    Shifted,
+    /// It is fitted anew.
+    Anew(Recipe),
+}
+
+/// A fit that differs from the chosen one in something.
+struct Recipe {
+    /// Calibration sequences; all of them where there are none named.
+    part: Option<Vec<usize>>,
+    design: Design,
+    lambda: Lambda,
+    mapper: MapperKind,
 }
 
 impl Ablation<'_> {
     /// Tries every arm on the selection documents.
     pub(super) fn run(
         &self,
+        documents: &[Document<'_>],
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Vec<AblationPoint>, FitError> {
         let Tools { source, target, .. } = self.tools;
-        let documents = Document::run_all(self.tools, &self.plan.selection)?;
-        let mut points = self.controls(&documents)?;
-        let arms = self.arms()?;
+        let mut points = self.controls(documents)?;
+        let arms = self.arms();
         for (done, arm) in arms.iter().enumerate() {
-            if watch(Progress { stage: Stage::Ablate, done, total: arms.len() }).is_break() {
-                return Err(FitError::Stopped { stage: Stage::Ablate.name() });
-            }
-            let draft = (self.draft)(&arm.fitted, arm.head, arm.tail)?;
-            let (outcomes, _) = attempt(self.tools, &draft, &documents)?;
+            step(watch, Stage::Ablate, done, arms.len())?;
+            let anew;
+            let fitted = match &arm.made {
+                Made::Chosen => self.fitted,
+                Made::Shifted => {
+                    anew = self.fitted.shifted(target.layout().kv_heads);
+                    &anew
+                }
+                Made::Anew(recipe) => match self.fit(recipe, watch) {
+                    Ok(fitted) => {
+                        anew = fitted;
+                        &anew
+                    }
+                    // Fewer rows than features may leave no solution, and one sequence nothing to hold out: a result as well, and no arm.
+                    Err(FitError::Linalg(_) | FitError::Mlp(MlpError::TooFewSequences { .. }))
+                        if recipe.part.is_some() =>
+                    {
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
+            };
+            let (outcomes, _) = attempt(self.tools, &(self.draft)(fitted, arm.head, arm.tail)?, documents)?;
             points.push(point(&arm.name, &outcomes));
         }
         if self.options.mapper == MapperKind::Ridge {
@@ -93,43 +134,37 @@ impl Ablation<'_> {
     }
 
     /// The arms that are mappers.
-    fn arms(&self) -> Result<Vec<Arm>, FitError> {
-        let FitOptions { head, tail, .. } = *self.options;
+    fn arms(&self) -> Vec<Arm> {
+        let FitOptions { head, tail, ref mapper, .. } = *self.options;
         let Candidate { design, lambda, .. } = self.chosen;
         let mut arms = Vec::new();
-        let mut push = |name: &str, fitted: Fitted, head: usize, tail: usize| {
-            arms.push(Arm { name: name.to_owned(), fitted, head, tail });
+        let mut push = |name: &str, made: Made, head: usize, tail: usize| {
+            arms.push(Arm { name: name.to_owned(), made, head, tail });
         };
-        let whole = self.fit(self.moments, design, *lambda)?;
-        push("as chosen", whole.clone(), head, tail);
-        push("no native head", whole.clone(), 0, tail);
-        push("no native tail", whole.clone(), head, 1);
-        push("heads shifted cyclically", whole.shifted(self.tools.target.layout().kv_heads), head, tail);
-        let one = Design {
-            layers: (design.native_layers..self.scores.keys.len()).map(|layer| self.scores.top(layer, 1)).collect(),
-            rank: None,
-            ..design.clone()
-        };
-        push("k = 1", self.fit(self.moments, &one, *lambda)?, head, tail);
-        let none = Lambda { value: 0.0, ..*lambda };
-        push("no ridge", self.fit(self.moments, design, none)?, head, tail);
-        if self.options.mapper == MapperKind::HeadMatched(Weighting::Attention) {
-            let uniform = head_matched::fit(self.rows, &design.layers, *lambda, Weighting::Uniform, &mut |_| {
-                ControlFlow::Continue(())
-            })?;
-            push("uniform weights", Fitted::head_matched(&uniform, self.options.elem), head, tail);
+        let as_chosen =
+            || Recipe { part: None, design: design.clone(), lambda: *lambda, mapper: self.options.mapper.clone() };
+        push("as chosen", Made::Chosen, head, tail);
+        push("no native head", Made::Chosen, 0, tail);
+        push("no native tail", Made::Chosen, head, 1);
+        push("heads shifted cyclically", Made::Shifted, head, tail);
+        let layers = (design.native_layers..self.scores.keys.len()).map(|layer| self.scores.top(layer, 1)).collect();
+        let one = Design { layers, rank: None, ..design.clone() };
+        push("k = 1", Made::Anew(Recipe { design: one, ..as_chosen() }), head, tail);
+        if !matches!(mapper, MapperKind::Mlp(_)) {
+            let none = Lambda { value: 0.0, ..*lambda };
+            push("no ridge", Made::Anew(Recipe { lambda: none, ..as_chosen() }), head, tail);
+        }
+        if *mapper == MapperKind::HeadMatched(Weighting::Attention) {
+            let uniform = MapperKind::HeadMatched(Weighting::Uniform);
+            push("uniform weights", Made::Anew(Recipe { mapper: uniform, ..as_chosen() }), head, tail);
         }
         // Rows on disk have no hidden state.
-        if self.options.mapper == MapperKind::Ridge && !design.hidden {
+        if !design.hidden {
             for (name, part) in self.parts() {
-                let moments = self.moments_of(&part, None)?;
-                // Fewer rows than features may leave no solution; that is a result as well, and no arm.
-                if let Ok(fitted) = self.fit(&moments, design, *lambda) {
-                    push(&name, fitted, head, tail);
-                }
+                push(&name, Made::Anew(Recipe { part: Some(part), ..as_chosen() }), head, tail);
             }
         }
-        Ok(arms)
+        arms
     }
 
     /// Parts of the calibration sequences: a tenth, each domain alone where there are several, disjoint draws.
@@ -150,14 +185,29 @@ impl Ablation<'_> {
         parts
     }
 
-    fn fit(&self, moments: &Moments, design: &Design, lambda: Lambda) -> Result<Fitted, FitError> {
-        match &self.options.mapper {
-            MapperKind::HeadMatched(weighting) => {
-                let go = &mut |_| ControlFlow::Continue(());
-                let maps = head_matched::fit(self.rows, &design.layers, lambda, *weighting, go)?;
-                Ok(Fitted::head_matched(&maps, self.options.elem))
+    fn fit(
+        &self,
+        Recipe { part, design, lambda, mapper }: &Recipe,
+        watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Fitted, FitError> {
+        let elem = self.options.elem;
+        let few = part.as_ref().map(|part| self.rows.only(part)).transpose()?;
+        let rows = few.as_ref().unwrap_or(self.rows);
+        match mapper {
+            MapperKind::Ridge => {
+                let few = part.as_ref().map(|part| self.moments_of(part, None)).transpose()?;
+                Ok(Fitted::ridge(&RidgeMaps::fit(few.as_ref().unwrap_or(self.moments), design, *lambda)?, elem))
             }
-            _ => Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, lambda)?, self.options.elem)),
+            MapperKind::HeadMatched(weighting) => {
+                let maps = head_matched::fit(rows, &design.layers, *lambda, *weighting, watch)?;
+                Ok(Fitted::head_matched(&maps, elem))
+            }
+            MapperKind::Mlp(settings) => {
+                // Networks of an arm are of no use to the fit: they are kept for no longer than it takes.
+                let kept = tempfile::tempdir().map_err(FitError::Scratch)?;
+                let networks = mlp::fit(rows, &design.layers, settings, kept.path(), watch)?;
+                Ok(Fitted::mlp(&networks, elem))
+            }
         }
     }
 

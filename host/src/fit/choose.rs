@@ -229,7 +229,7 @@ fn cheapest_as_good(candidates: &[Candidate], per_document: &[Vec<f64>]) -> usiz
 
 /// The first candidate that falls short of the best by no more than one standard error of their difference over documents: a
 /// cheaper mapper is worth more than a difference that may not be one.
-fn smallest_as_good(per_document: &[Vec<f64>]) -> usize {
+pub(super) fn smallest_as_good(per_document: &[Vec<f64>]) -> usize {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let best = (0..per_document.len()).max_by(|&a, &b| mean(&per_document[a]).total_cmp(&mean(&per_document[b])));
     let Some(best) = best else { return 0 };

@@ -146,15 +146,15 @@ pub enum CorpusError {
 
 /// A file's documents.
 #[derive(Clone, Debug)]
-pub(super) struct Corpus {
-    pub(super) file: CorpusFile,
-    pub(super) digest: Digest,
-    pub(super) documents: Vec<String>,
+pub(crate) struct Corpus {
+    pub(crate) file: CorpusFile,
+    pub(crate) digest: Digest,
+    pub(crate) documents: Vec<String>,
 }
 
 impl Corpus {
     /// Reads a file; documents of white space only are left out.
-    pub(super) fn read(file: &CorpusFile) -> Result<Corpus, CorpusError> {
+    pub(crate) fn read(file: &CorpusFile) -> Result<Corpus, CorpusError> {
         let bytes = fs::read(&file.path).map_err(|source| CorpusError::Read { file: file.path.clone(), source })?;
         let digest = Digest::of(&bytes);
         let text = String::from_utf8(bytes)
@@ -183,7 +183,7 @@ fn documents(text: &str) -> Vec<String> {
 }
 
 /// Refuses corpora that hold one document twice.
-pub(super) fn check_disjoint(corpora: &[Corpus]) -> Result<(), CorpusError> {
+pub(crate) fn check_disjoint(corpora: &[Corpus]) -> Result<(), CorpusError> {
     let mut seen = std::collections::HashMap::new();
     for corpus in corpora {
         for (index, document) in corpus.documents.iter().enumerate() {
@@ -199,16 +199,16 @@ pub(super) fn check_disjoint(corpora: &[Corpus]) -> Result<(), CorpusError> {
 
 /// Documents of one corpus by what they are for; indices, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Split {
-    pub(super) calibration: Vec<usize>,
-    pub(super) selection: Vec<usize>,
-    pub(super) evidence: Vec<usize>,
+pub(crate) struct Split {
+    pub(crate) calibration: Vec<usize>,
+    pub(crate) selection: Vec<usize>,
+    pub(crate) evidence: Vec<usize>,
 }
 
 impl Split {
     /// Draws from `eligible` documents: `evidence` and `selection` of them (at most two fifths and one fifth), the rest to
     /// calibrate on.
-    pub(super) fn draw(eligible: &[usize], selection: usize, evidence: usize, seed: u64) -> Split {
+    pub(crate) fn draw(eligible: &[usize], selection: usize, evidence: usize, seed: u64) -> Split {
         let mut order = eligible.to_vec();
         Random::new(seed).shuffle(&mut order);
         let share = |wanted: usize, fifths: usize| wanted.min((eligible.len() * fifths / 5).max(1));
@@ -224,7 +224,7 @@ impl Split {
     }
 
     /// Draws up to `evidence` of documents that are for nothing else.
-    pub(super) fn draw_evidence(eligible: &[usize], evidence: usize, seed: u64) -> Split {
+    pub(crate) fn draw_evidence(eligible: &[usize], evidence: usize, seed: u64) -> Split {
         let mut order = eligible.to_vec();
         Random::new(seed).shuffle(&mut order);
         order.truncate(evidence);

@@ -7,7 +7,7 @@ use std::{ops::ControlFlow, time::Instant};
 
 use kvmig_gate::{Gate, Policy, Quality};
 
-use super::{FitError, FitOptions, Progress, Stage, plan::Prompt};
+use super::{FitError, FitOptions, Progress, Stage, plan::Prompt, step};
 use crate::{
     cache::KvCache,
     device::Device,
@@ -42,8 +42,17 @@ impl<'m> Document<'m> {
     }
 
     /// Both models over each prompt.
-    pub(super) fn run_all(tools: Tools<'m>, prompts: &[Prompt]) -> Result<Vec<Document<'m>>, FitError> {
-        prompts.iter().map(|prompt| Document::run(tools, prompt)).collect()
+    pub(super) fn run_all(
+        tools: Tools<'m>,
+        prompts: &[Prompt],
+        watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Vec<Document<'m>>, FitError> {
+        let mut documents = Vec::with_capacity(prompts.len());
+        for (done, prompt) in prompts.iter().enumerate() {
+            step(watch, Stage::Selection, done, prompts.len())?;
+            documents.push(Document::run(tools, prompt)?);
+        }
+        Ok(documents)
     }
 }
 
@@ -76,27 +85,18 @@ impl Tools<'_> {
 pub(super) fn choose(
     tools: Tools<'_>,
     options: &FitOptions,
-    prompts: &[Prompt],
+    documents: &[Document<'_>],
     draft: &dyn Fn(usize, usize) -> Result<Draft, PairError>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<((usize, usize), Vec<EndsPoint>), FitError> {
     let choices = choices(options);
-    let total = prompts.len() + choices.len();
-    let mut step = |done: usize| {
-        let stopped = watch(Progress { stage: Stage::Ends, done, total }).is_break();
-        if stopped { Err(FitError::Stopped { stage: Stage::Ends.name() }) } else { Ok(()) }
-    };
-    let mut documents = Vec::with_capacity(prompts.len());
-    for (done, prompt) in prompts.iter().enumerate() {
-        step(done)?;
-        documents.push(Document::run(tools, prompt)?);
-    }
+    let total = choices.len();
     let mut points = Vec::with_capacity(choices.len());
     let mut admitted: Option<(usize, f64)> = None;
     for (index, (head, tail)) in choices.into_iter().enumerate() {
-        step(prompts.len() + index)?;
-        let (outcomes, handoff_ms) = attempt(tools, &draft(head, tail)?, &documents)?;
-        let point = summary(head, tail, &outcomes, handoff_ms, &documents);
+        step(watch, Stage::Ends, index, total)?;
+        let (outcomes, handoff_ms) = attempt(tools, &draft(head, tail)?, documents)?;
+        let point = summary(head, tail, &outcomes, handoff_ms, documents);
         let quicker = admitted.is_none_or(|(_, ms)| point.handoff_ms < ms);
         if quicker && within(tools.gate.policy(), &outcomes) {
             admitted = Some((index, point.handoff_ms));

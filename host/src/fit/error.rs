@@ -4,12 +4,10 @@ use std::{io, path::PathBuf};
 
 use kvmig_gate::GateError;
 
-use super::{
-    LockError, LogError, corpus::CorpusError, linalg::LinalgError, mlp::MlpError, rows::RowsError, state::StateError,
-};
+use super::{LockError, corpus::CorpusError, linalg::LinalgError, mlp::MlpError, rows::RowsError, state::StateError};
 use crate::{
     engine::{EngineError, OtherTokenizer},
-    measure::audit::AuditError,
+    measure::{LogError, audit::AuditError},
     migrate::{MapperError, TrialError},
     pair::PairError,
 };
@@ -101,6 +99,9 @@ pub enum FitError {
     /// The pair can't be put together or written.
     #[error(transparent)]
     Pair(Box<PairError>),
+    /// There is no place for what is needed for a while.
+    #[error("no temporary folder: {0}; set TMPDIR to one that can be written")]
+    Scratch(#[source] io::Error),
     /// The module or the device can't take the pair.
     #[error(transparent)]
     Mapper(Box<MapperError>),

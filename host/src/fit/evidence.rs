@@ -2,23 +2,45 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use kvmig_gate::{DocumentOutcome, Evidence, Gate};
+use kvmig_gate::{Digest, DocumentOutcome, Evidence, Gate};
+use serde::{Deserialize, Serialize};
 
-use super::{
-    FitError, FitOptions, Progress, Stage, digest,
-    log::{Entry, Log, Subject},
-    plan::Prompt,
-};
+use super::{FitError, FitOptions, Progress, Stage, digest, plan::Prompt};
 use crate::{
     device::Device,
     engine::{Model, PrefillOptions, Session},
     measure::{
+        Log, OfAnother,
         audit::{CONTINUATION, Native},
         summary::TextArms,
     },
     migrate::{self, Offer, Setup, Store},
     pair::Pair,
 };
+
+/// What the outcomes are of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Subject {
+    /// The artifact that was tried.
+    artifact: Digest,
+    /// Where it ran.
+    backend: String,
+    /// In which numbers the models computed.
+    precision: String,
+}
+
+/// An outcome and the digest of what it is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    /// Digest of the document's tokens.
+    tokens: Digest,
+    /// What came of it.
+    outcome: DocumentOutcome,
+    /// And on its own next tokens, where it has enough.
+    text: Option<TextArms>,
+}
 
 /// What runs a trial.
 pub(super) struct Bench<'a> {
@@ -47,11 +69,12 @@ impl<'a> Bench<'a> {
         let precision = migrate::precision(self.source, self.target).to_owned();
         let subject = Subject { artifact: self.pair.loaded().artifact(), backend: backend.clone(), precision };
         let path = options.evidence_log();
-        let mut log = Log::open(&path, &subject)?;
+        let mut log: Log<Entry> = Log::open(&path, &subject, OfAnother::Replaced)?;
         let (mut entries, total) = (Vec::with_capacity(prompts.len()), prompts.len());
         for prompt in prompts {
             let tokens = digest(&[prompt.tokens.as_slice(), &prompt.text].concat());
-            if let Some(entry) = log.find(&prompt.id, tokens) {
+            let same = |entry: &&Entry| entry.tokens == tokens && entry.outcome.id == prompt.id;
+            if let Some(entry) = log.entries().iter().find(same) {
                 entries.push(entry.clone());
                 continue;
             }

@@ -39,6 +39,12 @@ impl Fitted {
         }
     }
 
+    /// Multiplications and additions that a mapped token costs: two for each element of a matrix.
+    pub(super) fn flops(&self) -> f64 {
+        let matrices = self.tensors.iter().filter(|tensor| tensor.shape.len() > 1);
+        matrices.map(|tensor| 2.0 * tensor.numbers.len() as f64).sum()
+    }
+
     /// The same with every target head's maps in the place of the head before: the control that has everything but the heads.
     pub(super) fn shifted(&self, kv_heads: usize) -> Fitted {
         let mut fitted = self.clone();

@@ -20,7 +20,6 @@ pub mod head_matched;
 pub mod linalg;
 pub mod local;
 mod lock;
-mod log;
 pub mod mlp;
 pub mod moments;
 mod options;
@@ -32,6 +31,7 @@ pub mod rows;
 pub mod select;
 pub mod state;
 mod tap;
+mod widths;
 
 use std::{fs, io, ops::ControlFlow, path::Path};
 
@@ -40,26 +40,27 @@ use kvmig_gate::{Digest, Gate};
 pub use corpus::{CorpusFile, DomainError};
 pub use error::FitError;
 pub use lock::LockError;
-pub use log::LogError;
 pub use options::{FitOptions, MapperKind, Progress, Stage};
+pub(crate) use plan::{Prompt, TEXT};
 
 use crate::{
     device::Device,
     engine::Model,
+    measure::Log,
     pair::{
         self, AblationPoint, Draft, EndsPoint, FitRecord, Identity, Manifest, MapperRecord, ModelRecord, Pair,
-        PairError, SweepPoint, WeightsRecord,
+        PairError, SweepPoint, WeightsRecord, WidthPoint,
     },
 };
 use ablate::Ablation;
 use capture::Captured;
 use choose::{Candidate, Trial};
 use design::{Design, RidgeMaps};
-use evidence::Bench;
+use ends::Document;
+use evidence::{Bench, Entry, Subject};
 use fitted::Fitted;
 use local::Heads;
 use lock::Lock;
-use log::Log;
 use moments::Moments;
 use plan::Plan;
 use ridge::Lambda;
@@ -86,19 +87,35 @@ pub fn fit(
     let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
     let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
-    let fitted = solve(options, &state.moments, rows.as_ref(), &chosen, watch)?;
     let captured = state.moments.rows();
     let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
         let options = FitOptions { head, tail, ..options.clone() };
         draft(&options, &plan, captured, fitted, (&chosen, found), source, target)
     };
     let tools = ends::Tools { gate, device, source, target };
-    let mut found = Found { sweep: &sweep, ends: &[], ablations: &[] };
+    let documents = match options.sweep || options.ablate {
+        true => Document::run_all(tools, &plan.selection, watch)?,
+        false => Vec::new(),
+    };
+    let (of_width, widths) = match &options.mapper {
+        MapperKind::Mlp(settings) if options.sweep => {
+            let train = |options: &FitOptions, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
+                solve(options, &state.moments, rows.as_ref(), &chosen, watch)
+            };
+            let try_out = |fitted: &Fitted| make(fitted, (options.head, options.tail), Found::default());
+            widths::choose((options, settings), tools, &documents, &train, &try_out, watch)?
+        }
+        _ => (options.clone(), Vec::new()),
+    };
+    let fitted = solve(&of_width, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let mut found = Found { sweep: &sweep, widths: &widths, ends: &[], ablations: &[] };
     let ablations = match &rows {
         Some(rows) if options.ablate => {
             let try_out = |fitted: &Fitted, head, tail| make(fitted, (head, tail), Found::default());
             let (plan, moments, scores, chosen) = (&plan, &state.moments, &scores, &chosen);
-            Ablation { tools, options, plan, moments, rows, scores, chosen, draft: &try_out }.run(watch)?
+            let (options, fitted) = (&of_width, &fitted);
+            Ablation { tools, options, plan, moments, rows, scores, chosen, fitted, draft: &try_out }
+                .run(&documents, watch)?
         }
         _ => Vec::new(),
     };
@@ -108,7 +125,7 @@ pub fn fit(
     let (ends, points);
     if options.sweep {
         let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
-        (ends, points) = ends::choose(tools, options, &plan.selection, &try_out, watch)?;
+        (ends, points) = ends::choose(tools, options, &documents, &try_out, watch)?;
         found.ends = &points;
     } else {
         ends = (options.head, options.tail);
@@ -160,7 +177,9 @@ fn forget(options: &FitOptions) -> Result<(), FitError> {
         remove(&file)?;
     }
     let leftover = |(file, source)| FitError::Leftover { file, source };
-    mlp::kept::remove(&options.networks_folder()).map_err(leftover)
+    let MapperKind::Mlp(settings) = &options.mapper else { return Ok(()) };
+    let widths = if options.sweep { widths::widths(settings.width) } else { vec![settings.width] };
+    widths.into_iter().try_for_each(|width| mlp::kept::remove(&options.networks_folder(width)).map_err(leftover))
 }
 
 fn solve(
@@ -182,7 +201,7 @@ fn solve(
             Ok(Fitted::head_matched(&maps, options.elem))
         }
         MapperKind::Mlp(settings) => {
-            let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(), watch)?;
+            let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(settings.width), watch)?;
             Ok(Fitted::mlp(&networks, options.elem))
         }
     }
@@ -206,7 +225,7 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
-    Log::check(&options.evidence_log())?;
+    Log::<Entry>::check::<Subject>(&options.evidence_log())?;
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
 }
 
@@ -252,7 +271,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
         Some(rank) if options.sweep => vec![Some(rank.div_ceil(2)), Some(rank), Some(2 * rank)],
         rank => vec![rank],
     };
-    let factors: &[f64] = if options.sweep { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
+    // Networks have no λ: it is the ridge's that stands in for them where k is chosen.
+    let chooses_lambda = options.sweep && !matches!(options.mapper, MapperKind::Mlp(_));
+    let factors: &[f64] = if chooses_lambda { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
     let heads = Heads { source: source.layout().kv_heads, target: target.layout().kv_heads };
     let mut candidates = Vec::new();
     for &k in &ks {
@@ -296,6 +317,7 @@ fn step(
 #[derive(Clone, Copy, Default)]
 struct Found<'a> {
     sweep: &'a [SweepPoint],
+    widths: &'a [WidthPoint],
     ends: &'a [EndsPoint],
     ablations: &'a [AblationPoint],
 }
@@ -340,6 +362,7 @@ fn draft(
         weighting: fitted.weighting.clone(),
         training: fitted.training.clone(),
         sweep: found.sweep.to_vec(),
+        widths: found.widths.to_vec(),
         ends: found.ends.to_vec(),
         ablations: found.ablations.to_vec(),
         corpora: plan.corpora.clone(),
@@ -349,7 +372,7 @@ fn draft(
 }
 
 /// Digest of a sequence of tokens.
-fn digest(tokens: &[u32]) -> Digest {
+pub(crate) fn digest(tokens: &[u32]) -> Digest {
     Digest::of(&tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>())
 }
 

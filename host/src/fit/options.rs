@@ -48,8 +48,8 @@ pub struct FitOptions {
     pub rank: Option<usize>,
     /// Strength of the ridge.
     pub lambda: Lambda,
-    /// Whether λ is chosen along with k, and the rank where there is one, from a few around the given ones; and then the native
-    /// ends.
+    /// Whether λ is chosen along with k, and the rank or the width where there is one, from a few around the given ones; and
+    /// then the native ends.
     pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
@@ -117,9 +117,9 @@ impl FitOptions {
         self.beside("rows")
     }
 
-    /// The folder that finished networks are kept in until the pair is written.
-    pub fn networks_folder(&self) -> PathBuf {
-        self.beside("mlp")
+    /// The folder that finished networks of a width are kept in until the pair is written.
+    pub fn networks_folder(&self, width: usize) -> PathBuf {
+        self.beside(&format!("mlp-{width}"))
     }
 
     /// The file that evidence is kept in until the pair is written.

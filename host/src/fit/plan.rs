@@ -15,20 +15,20 @@ use crate::{engine::Model, pair::CorpusRecord};
 const SHORTEST: usize = 16;
 
 /// Tokens of a document behind its prefix that the arms are also measured on.
-pub(super) const TEXT: usize = 48;
+pub(crate) const TEXT: usize = 48;
 
 /// How many times as long as a calibration sequence a document is that shows how a fit does far beyond it.
 const LONG: usize = 4;
 
 /// A document's prefix, to choose k on or to measure on.
 #[derive(Clone, Debug)]
-pub(super) struct Prompt {
+pub(crate) struct Prompt {
     /// Unique: domain and number, counted through the files of a domain.
-    pub(super) id: String,
-    pub(super) domain: String,
-    pub(super) tokens: Vec<u32>,
+    pub(crate) id: String,
+    pub(crate) domain: String,
+    pub(crate) tokens: Vec<u32>,
     /// How the document goes on: [`TEXT`] tokens, or none where it ends before.
-    pub(super) text: Vec<u32>,
+    pub(crate) text: Vec<u32>,
 }
 
 /// Everything that the models will run over.

@@ -2,7 +2,11 @@
 
 pub mod audit;
 pub mod cosine;
+mod log;
 pub mod quality;
 pub mod random;
 pub mod statistics;
 pub mod summary;
+
+pub use log::LogError;
+pub(crate) use log::{Log, OfAnother};

@@ -72,6 +72,14 @@ pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
+/// The middle value, or the mean of the middle two; `None` without values.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (below, above) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+    Some((below + above) / 2.0)
+}
+
 /// The 2.5 % and 97.5 % points of `statistic` over resampled sets of document indices.
 fn percentiles(n: usize, statistic: impl Fn(&[usize]) -> f64) -> (f64, f64) {
     let mut random = Random::new(SEED);
@@ -97,7 +105,14 @@ mod tests {
     }
 
     #[test]
+    fn the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
     fn no_documents_no_figure() {
+        assert_eq!(median(&[]), None);
         assert_eq!(Interval::of(&[]), None);
     }
 

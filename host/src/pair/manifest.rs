@@ -151,6 +151,9 @@ pub struct FitRecord {
     /// How k was chosen, where it was not given: each candidate's cosine on selection documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweep: Vec<SweepPoint>,
+    /// How the width of networks was chosen, where it was: each on the selection documents.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub widths: Vec<WidthPoint>,
     /// How the native ends were chosen, where they were: each choice on the selection documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ends: Vec<EndsPoint>,
@@ -207,6 +210,24 @@ pub struct SweepPoint {
     pub cosine_mean: f64,
     /// The worst layer's, averaged over documents.
     pub cosine_worst_layer: f64,
+    /// Selection documents.
+    pub documents: usize,
+}
+
+/// One width of networks, on the selection documents; qualities as in evidence, times of this machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WidthPoint {
+    /// Units of a hidden layer.
+    pub width: usize,
+    /// Millions of multiplications and additions that a mapped token costs.
+    pub mflops: f64,
+    /// Mean KL in nats per token.
+    pub kl_nats: f64,
+    /// Mean top-1 agreement.
+    pub agreement: f64,
+    /// Mean handoff, in milliseconds.
+    pub handoff_ms: f64,
     /// Selection documents.
     pub documents: usize,
 }

@@ -41,7 +41,7 @@ pub use find::{Found, find};
 pub use kinds::{MlpSettings, RidgeSettings};
 pub use manifest::{
     AblationPoint, CorpusRecord, EndsPoint, EvidenceRecord, FORMAT, FitRecord, Identity, Manifest, MapperRecord,
-    ModelRecord, SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord,
+    ModelRecord, SweepPoint, TrainingRecord, WeightingRecord, WeightsRecord, WidthPoint,
 };
 pub use name::{NameError, check_name};
 pub use remove::remove;

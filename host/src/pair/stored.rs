@@ -8,7 +8,9 @@ use std::{
 
 use kvmig_gate::Digest;
 
-use super::{Card, DIAGNOSTICS, Diagnostics, EVIDENCE, MANIFEST, MODULE, Pair, PairError, PairFiles, WEIGHTS, check};
+use super::{
+    Card, DIAGNOSTICS, Diagnostics, Draft, EVIDENCE, MANIFEST, MODULE, Pair, PairError, PairFiles, WEIGHTS, check,
+};
 use crate::sandbox::Module;
 
 /// A pair whose card was read.
@@ -104,6 +106,16 @@ impl Stored {
     /// [`PairError`].
     pub fn load(&self) -> Result<Pair, PairError> {
         Pair::load(self.card.clone(), &self.file(MODULE)?, &self.file(WEIGHTS)?)
+    }
+
+    /// The same mapper with other native ends, to be tried: evidence is about the ends that it was measured with.
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn with_ends(&self, head: usize, tail: usize) -> Result<Draft, PairError> {
+        let mut manifest = self.card.manifest().clone();
+        (manifest.identity.head, manifest.identity.tail) = (head, tail);
+        Draft::new(manifest, self.file(MODULE)?.into_owned(), self.file(WEIGHTS)?.into_owned())
     }
 
     /// Checks everything about it that needs no device, each file's digest included.

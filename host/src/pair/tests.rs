@@ -70,6 +70,7 @@ fn draft(elem: Elem) -> Draft {
         lambda: Lambda::default(),
         weighting: None,
         training: None,
+        widths: Vec::new(),
         ends: vec![],
         ablations: vec![],
         sweep: vec![SweepPoint {

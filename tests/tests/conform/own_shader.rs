@@ -93,6 +93,7 @@ fn draft(source: &Model, target: &Model) -> Result<Draft, Failed> {
         weighting: None,
         training: None,
         sweep: vec![],
+        widths: vec![],
         ends: vec![],
         ablations: vec![],
         corpora: vec![],

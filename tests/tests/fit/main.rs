@@ -369,6 +369,37 @@ fn an_ablation_tells_what_matters() {
     }
 }
 
+/// Head-matched maps and networks are fitted on parts of the rows as a ridge is.
+#[test]
+fn an_ablation_of_the_other_kinds() {
+    let setup = Setup::new();
+    let networks = MapperKind::Mlp(mlp::Settings { width: 16, epochs: 6, batch: 32, seed: 1 });
+    for (out, mapper, module) in
+        [("heads", MapperKind::HeadMatched(Weighting::Attention), HEAD_MATCHED), ("networks", networks, MLP)]
+    {
+        let mut options = setup.options(out);
+        (options.mapper, options.module) = (mapper, module.to_vec());
+        (options.k, options.ablate, options.selection, options.evidence) = (Some(2), true, 2, 1);
+        let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+        let arms = &pair.manifest().fit.ablations;
+        let kl = |name: &str| {
+            let arm = arms.iter().find(|arm| arm.arm == name).unwrap_or_else(|| panic!("no arm `{name}` in {arms:?}"));
+            arm.kl_nats.unwrap()
+        };
+        let whole = kl("as chosen");
+        // So few rows teach a network no more of two layers than of one.
+        for worse in ["heads shifted cyclically", "1/10 of the rows", "ends only"] {
+            assert!(whole < kl(worse), "{out}, {worse}: {} against {whole}", kl(worse));
+        }
+        // A third of the rows is another fit, and no copy of the whole one.
+        for draw in ["draw 1 of 3", "draw 2 of 3", "draw 3 of 3"] {
+            assert_ne!(kl(draw), whole, "{out}, {draw}");
+        }
+        assert_eq!(arms.iter().any(|arm| arm.arm == "uniform weights"), out == "heads");
+        assert!(out == "networks" || whole < kl("k = 1"));
+    }
+}
+
 /// Several kinds from one capture: an interrupt keeps those that are done.
 #[test]
 fn all_kinds_come_from_one_capture() {
@@ -431,4 +462,27 @@ fn an_interrupted_training_goes_on() {
     });
     assert_eq!(resumed.unwrap().loaded().artifact(), whole.loaded().artifact());
     assert_eq!(trained, [0, 2, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16], "finished layers are trained again");
+}
+
+#[test]
+fn a_width_is_the_narrowest_that_is_as_good() {
+    let setup = Setup::new();
+    let mut options = setup.options("widths");
+    let settings = mlp::Settings { width: 16, epochs: 4, batch: 32, seed: 1 };
+    (options.mapper, options.module) = (MapperKind::Mlp(settings), MLP.to_vec());
+    (options.k, options.evidence, options.sweep) = (Some(2), 1, true);
+    let pair = setup.fit(&options, |_| ControlFlow::Continue(())).unwrap();
+    let fit = &pair.manifest().fit;
+    let widths: Vec<usize> = fit.widths.iter().map(|point| point.width).collect();
+    assert_eq!(widths, [8, 16, 32]);
+    assert!(fit.widths.is_sorted_by(|a, b| a.mflops < b.mflops && a.documents == b.documents), "{:?}", fit.widths);
+    assert!(fit.sweep.len() == 1, "λ is no part of a network: {:?}", fit.sweep);
+    let chosen = fit.training.as_ref().unwrap().width;
+    let of = |width: usize| fit.widths.iter().find(|point| point.width == width).unwrap();
+    assert!(fit.widths.iter().all(|point| point.width >= chosen || point.kl_nats > of(chosen).kl_nats));
+    // The pair runs the chosen one, and nothing is left of the others.
+    let settings: serde_json::Value = serde_json::from_str(&pair.identity().mapper.settings).unwrap();
+    assert_eq!(settings["width"].as_u64(), Some(chosen as u64));
+    let left: Vec<_> = fs::read_dir(setup.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("mlp-")), "{left:?}");
 }

@@ -90,6 +90,7 @@ impl Recipe {
             weighting: None,
             training: None,
             sweep: vec![],
+            widths: vec![],
             ends: vec![],
             ablations: vec![],
             corpora: vec![],

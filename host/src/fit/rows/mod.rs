@@ -227,6 +227,21 @@ impl RowFile {
         Ok(rows)
     }
 
+    /// Some of the chunks, to be read alone.
+    ///
+    /// # Errors
+    /// [`RowsError::Read`].
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn only(&self, chunks: &[usize]) -> Result<RowFile, RowsError> {
+        let RowFile { ref path, basis, shape, end, .. } = *self;
+        // Opened to read: what is appended to a part would overwrite the rest.
+        let file = File::open(path).map_err(|source| RowsError::Read { file: path.clone(), source })?;
+        let chunks = chunks.iter().map(|&chunk| self.chunks[chunk].clone()).collect();
+        Ok(RowFile { path: path.clone(), file, basis, shape, chunks, end })
+    }
+
     /// Drops what lies behind the last whole chunk.
     fn cut(&self) -> io::Result<()> {
         self.file.set_len(self.end)?;
