@@ -266,8 +266,8 @@ mod tests {
             model.ends_only(tokens, head, 8, Elem::F32).unwrap().logits().to_vec()
         };
         let furthest = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let arms: [&dyn Fn(&Model, &[u32], usize) -> Vec<f32>; 2] = [&mapped, &ends];
-        for arm in arms {
+        type Arm<'a> = &'a dyn Fn(&Model, &[u32], usize) -> Vec<f32>;
+        for arm in [&mapped as Arm<'_>, &ends] {
             for head in [1, 4] {
                 let computed = arm(&plain, &text, head);
                 assert!(furthest(&computed, &arm(&right, &text, head)) < 1e-4, "head {head}");
