@@ -1,6 +1,8 @@
 //! The program as a person runs it.
 
 mod eval;
+#[cfg(unix)]
+mod full_disk;
 mod ledger;
 mod pairs;
 mod store;

@@ -202,7 +202,8 @@ fn diagnostics_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let pair = bundled::default_pair().unwrap();
     let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pairs/medium-large/ridge/weights.safetensors");
-    let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), fs::read(weights).unwrap()).unwrap();
+    let weights = fs::read(weights).unwrap();
+    let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), weights.clone()).unwrap();
     let diagnostics = Diagnostics {
         r2: Some(HeatMap {
             keys: vec![vec![0.873, -0.2], vec![1.0, 0.05]],
@@ -236,6 +237,13 @@ fn diagnostics_are_shown() {
     assert!(!stdout(&show(&[])).contains("R² of keys"));
     let shown = json(&show(&["--json"]));
     assert_eq!(shown["diagnostics"], serde_json::to_value(&diagnostics).unwrap());
+    assert!(!text.contains("kept no documents"));
+    let (unseen, blind) =
+        (folder.path().join("unseen"), Diagnostics { cosine: vec![], concentration: None, ..diagnostics });
+    let draft = Draft::new(pair.manifest().clone(), RIDGE.to_vec(), weights).unwrap();
+    draft.with_diagnostics(blind).write(&unseen, None, &[]).unwrap();
+    let text = kvmig(folder.path()).args(["pair", "show", "--diagnostics"]).arg(&unseen).output().unwrap();
+    assert!(stdout(&text).contains("kept no documents"), "what is absent is said to be");
     let bundled = kvmig(folder.path()).args(["pair", "show", "bundled", "--diagnostics"]).output().unwrap();
     assert!(bundled.status.success(), "{}", stderr(&bundled));
     spoil(&out.join("diagnostics.json"));

@@ -138,18 +138,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
 fn mappings(out: &mut impl Write, results: &Results) -> io::Result<()> {
     writeln!(
         out,
-        "{:<34} {:>4} {:>5} {:>7} {:>8} {:>12} {:>8} {:>10}",
-        "mapper", "k", "rank", "layers", "ends", "MFLOP/token", "MB", "FLOP limit"
+        "{:<48} {:>12} {:>8} {:>10}",
+        "mapper, source layers read, native layers, ends", "MFLOP/token", "MB", "FLOP limit"
     )?;
     for (i, mapping) in results.subject.mappings.iter().enumerate() {
         writeln!(
             out,
-            "{:<34} {:>4} {:>5} {:>7} {:>8} {:>12.1} {:>8.1} {:>9.1}x",
+            "{:<48} {:>12.1} {:>8.1} {:>9.1}x",
             label(results, ArmName::Mapped(i)),
-            mapping.k,
-            mapping.rank.map_or("-".to_owned(), |rank| rank.to_string()),
-            mapping.native_layers,
-            mapping.ends.to_string(),
             mapping.mflops,
             mapping.weight_bytes as f64 / 1e6,
             mapping.flop_limit,
@@ -164,7 +160,7 @@ fn table(out: &mut impl Write, results: &Results, domain: &Domain) -> io::Result
     writeln!(out, "\n{domain}: {n} documents of {context} tokens, re-prefill {reprefill_ms:.0} ms")?;
     writeln!(
         out,
-        "  {:<34} {:<23} {:<19} {:<24} {:<22} {:<10} handoff",
+        "  {:<48} {:<23} {:<19} {:<24} {:<22} {:<10} handoff",
         "arm", "KL, nats/token", "agreement", "NLL gap, nats/token", "gap recovered", "to staying"
     )?;
     for row in rows {
@@ -178,7 +174,7 @@ fn table(out: &mut impl Write, results: &Results, domain: &Domain) -> io::Result
         };
         let handoff = handoff_ms.zip(*speed_up).map_or(String::new(), |(ms, x)| format!("{ms:.0} ms, {x:.1}x"));
         let line = format!(
-            "  {:<34} {:<23} {:<19} {:<24} {:<22} {:<10} {handoff}",
+            "  {:<48} {:<23} {:<19} {:<24} {:<22} {:<10} {handoff}",
             label(results, *arm),
             interval(kl_nats, 3),
             interval(agreement, 2),
@@ -199,7 +195,12 @@ fn label(results: &Results, arm: ArmName) -> String {
         ArmName::EndsOnly(ends) => format!("ends only, {ends}"),
         ArmName::Mapped(index) => {
             let mapping = &results.subject.mappings[index];
-            format!("{}: {}, {}", mapping.pair, mapping.kind, mapping.ends)
+            let reads = mapping.rank.map_or_else(|| format!("k = {}", mapping.k), |rank| format!("rank {rank}"));
+            let behind = match mapping.native_layers {
+                0 => String::new(),
+                layers => format!(" behind {layers}"),
+            };
+            format!("{}: {}, {reads}{behind}, {}", mapping.pair, mapping.kind, mapping.ends)
         }
     }
 }

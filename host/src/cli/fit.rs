@@ -73,7 +73,7 @@ pub(super) struct Args {
     /// Tokens of a calibration sequence, and of the prefix of a document to measure on
     #[arg(long, value_name = "N", default_value_t = 384)]
     context: usize,
-    /// Calibration tokens
+    /// Calibration tokens; a text that has fewer is refused
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     tokens: usize,
     /// Take every N-th position as a row
@@ -117,7 +117,7 @@ pub(super) struct Args {
     /// Element type of the weights: f16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = elem)]
     weights: Elem,
-    /// Documents per corpus to choose k on
+    /// Documents per corpus to choose k on, and for the diagnostics
     #[arg(long, value_name = "N", default_value_t = 4)]
     selection: usize,
     /// Documents per corpus to measure on; the gate's shipped policy asks for 30

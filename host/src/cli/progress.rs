@@ -74,7 +74,11 @@ fn styled(bar: ProgressBar, unit: &str, message: &str) -> ProgressBar {
 }
 
 fn unit(stage: Stage) -> &'static str {
-    if stage == Stage::Capture { "tokens" } else { "steps" }
+    match stage {
+        Stage::Capture => "tokens",
+        Stage::Selection | Stage::Evidence => "documents",
+        _ => "steps",
+    }
 }
 
 /// One line, with an estimate once there is something to go by.

@@ -15,6 +15,7 @@ mod json;
 mod linear;
 mod model;
 mod norm;
+mod opening;
 mod prefill;
 mod resume;
 mod sampling;

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use kvmig_gate::{Digest, DigestBuilder};
@@ -15,6 +16,7 @@ use super::{
     gguf::{self, Gguf},
     hf::{FileBytes, Folder, read_file},
     json::JsonFile,
+    opening::Opening,
     tokenizer,
     weights::Weights,
 };
@@ -28,6 +30,8 @@ pub struct Model {
     digest: Digest,
     tokenizer: Tokenizer,
     pub(super) weights: Weights,
+    /// Once it is computed; of a model whose texts begin with nothing, none.
+    pub(super) opening: OnceLock<Option<Opening>>,
     pool: Option<ThreadPool>,
 }
 
@@ -156,5 +160,5 @@ fn from_gguf(path: &Path, options: LoadOptions) -> Result<Model, EngineError> {
 fn assemble(path: &Path, config: ModelConfig, digest: Digest, tokenizer: Tokenizer, weights: Weights) -> Model {
     let name = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from).display().to_string();
     let layout = config.layout(Elem::F32);
-    Model { name, config, layout, digest, tokenizer, weights, pool: None }
+    Model { name, config, layout, digest, tokenizer, weights, opening: OnceLock::new(), pool: None }
 }

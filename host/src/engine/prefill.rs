@@ -91,8 +91,9 @@ impl Model {
     }
 
     /// Memory for a cache of this model with room for `capacity` tokens, zeroed and resident. A serving engine has it before a
-    /// request comes; a prefill fills it, and so does a mapper.
+    /// request comes; a prefill fills it, and so does a mapper. The first time, what every text begins with is computed as well.
     pub fn reserve(&self, capacity: usize) -> KvPlanes {
+        self.prepare_opening();
         self.on_threads(|| KvPlanes::resident(self.layout().clone(), capacity))
     }
 

@@ -47,7 +47,8 @@ impl Model {
 
     /// Continues a migrated cache of the prompt `tokens` (or of its beginning), after computing every slot that was not mapped,
     /// in one batch: the *native ends*. Which slots those are, the cache says; at least the last is among them, since a cache
-    /// holds no logits.
+    /// holds no logits. Of the first ones, those that every text begins with are copied where they are known
+    /// ([`Model::known`]).
     ///
     /// # Errors
     /// [`EngineError::CacheMismatch`] for a cache of another model, layout, prompt or ticket, or one that was mapped to its end.
@@ -81,7 +82,8 @@ impl Model {
         mapped.planes.reserve(mapped.tokens.len(), total);
         mapped.tokens = tokens.to_vec();
         mapped.positions = (0..total as u32).collect();
-        let slots = outside(mapped.slots.clone(), total);
+        let known = self.open(&mut mapped.planes, &mapped.tokens, mapped.slots.start);
+        let slots: Vec<usize> = outside(mapped.slots.clone(), total).skip(known).collect();
         let (tokens, positions) = gather(&slots, tokens);
         let fill = Fill { tokens: &tokens, positions: &positions, slots: &slots };
         let logits = self.fill(&mut mapped.planes, fill, PrefillOptions::default())?;
@@ -98,12 +100,15 @@ impl Model {
         let total = tokens.len();
         // Head and tail meet where they would overlap.
         let tail_start = total - tail.clamp(1, total);
-        let (tokens, positions) = gather(&outside(head.min(tail_start)..tail_start, total), tokens);
+        let head = head.min(tail_start);
+        let slots: Vec<usize> = outside(head..tail_start, total).collect();
+        let (tokens, positions) = gather(&slots, tokens);
         let options = PrefillOptions { elem, ..PrefillOptions::default() };
         let planes = KvPlanes::zeros(self.config().layout(elem), tokens.len() + options.room);
         let mut cache = KvCache::new(planes, tokens, positions, self.digest());
-        let slots: Vec<usize> = (0..cache.tokens.len()).collect();
-        let fill = Fill { tokens: &cache.tokens, positions: &cache.positions, slots: &slots };
+        let known = self.open(&mut cache.planes, &cache.tokens, head);
+        let slots: Vec<usize> = (known..cache.tokens.len()).collect();
+        let fill = Fill { tokens: &cache.tokens[known..], positions: &cache.positions[known..], slots: &slots };
         let logits = self.fill(&mut cache.planes, fill, options)?;
         Ok(Session::new(self, Store::Native(cache), logits))
     }
@@ -170,8 +175,8 @@ fn check_prompt(mapped: &MappedCache, tokens: &[u32]) -> Result<(), EngineError>
 }
 
 /// The slots of `total` that are not in `middle`.
-fn outside(middle: Range<usize>, total: usize) -> Vec<usize> {
-    (0..middle.start).chain(middle.end..total).collect()
+fn outside(middle: Range<usize>, total: usize) -> impl Iterator<Item = usize> {
+    (0..middle.start).chain(middle.end..total)
 }
 
 /// Token and position of each slot.
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
     use crate::{
         cache::Provenance,
-        engine::{LoadOptions, ModelSource},
+        engine::{LoadOptions, ModelSource, opening::Opening},
     };
 
     fn load(member: &str) -> Model {
@@ -233,6 +238,46 @@ mod tests {
                 assert_eq!(session.tokens(), tokens);
                 assert!(session.mapped_by().is_some());
                 assert_eq!(session.greedy(24).unwrap(), greedy, "head {head}, tail {tail}, filled {filled}");
+            }
+        }
+    }
+
+    /// Values that the model never computed are attended to where a prompt begins as every text does, and nowhere else: where they
+    /// are its own, they are what it would have computed.
+    #[test]
+    fn what_every_text_begins_with_is_copied() {
+        let (plain, wrong, right) = (load("large"), load("large"), load("large"));
+        drop(right.reserve(1));
+        let mut spoilt = Opening::run(&right).unwrap();
+        for layer in spoilt.planes.layers_mut() {
+            layer.k.write(0, &[9.0; 128]);
+            layer.v.write(0, &[-9.0; 128]);
+        }
+        wrong.opening.set(Some(spoilt)).unwrap();
+        let text = prompt(&plain);
+        assert_eq!([4, 0].map(|head| right.known(&text, head)), [1, 0]);
+        assert_eq!(right.known(&text[1..], 4), 0);
+        let end = text.len() - 8;
+        let mapped = |model: &Model, tokens: &[u32], head: usize| {
+            let cache = identity(&plain, tokens, tokens.len(), head..end);
+            model.resume_released(cache, tokens).unwrap().logits().to_vec()
+        };
+        let ends = |model: &Model, tokens: &[u32], head: usize| {
+            model.ends_only(tokens, head, 8, Elem::F32).unwrap().logits().to_vec()
+        };
+        let furthest = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        type Arm<'a> = &'a dyn Fn(&Model, &[u32], usize) -> Vec<f32>;
+        for arm in [&mapped as Arm<'_>, &ends] {
+            for head in [1, 4] {
+                let computed = arm(&plain, &text, head);
+                assert!(furthest(&computed, &arm(&right, &text, head)) < 1e-4, "head {head}");
+                assert!(furthest(&computed, &arm(&wrong, &text, head)) > 0.1, "head {head}: not copied");
+            }
+            // Where the map is of slot 0 too, or the text begins otherwise, it is none of its business.
+            let other = &text[1..];
+            let other = [other, &other[..1]].concat();
+            for (tokens, head) in [(&text, 0), (&other, 4)] {
+                assert_eq!(arm(&plain, tokens, head), arm(&wrong, tokens, head), "head {head}");
             }
         }
     }

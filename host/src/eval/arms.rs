@@ -46,7 +46,8 @@ impl<'a> Bench<'a> {
                 let offer = Offer::of(pair, device)?;
                 // What a handoff takes is measured with the weights there.
                 store.get(&offer)?;
-                let natively = Natively::of(pair.identity());
+                let known = target.known(target.tokenizer().start(), ends.head);
+                let natively = Natively::of(pair.identity(), known);
                 let flops = FlopCount::new(target.config(), offer.flops_per_token(), options.context, &natively);
                 mappings.push(Mapping {
                     pair: stored.card().name().to_owned(),

@@ -10,11 +10,12 @@ use crate::{
     pair::Stored,
 };
 
-/// Draws documents of at least the context's tokens from each text.
+/// Draws documents of at least the context's tokens from each text. The texts take turns, so that what an interrupted evaluation
+/// has measured is of all of them.
 pub(super) fn draw(options: &EvalOptions, mappers: &[Stored], source: &Model) -> Result<Vec<Prompt>, EvalError> {
     let corpora = options.held_out.iter().map(Corpus::read).collect::<Result<Vec<_>, _>>()?;
     check_disjoint(&corpora)?;
-    let mut documents = Vec::new();
+    let mut drawn: Vec<Vec<Prompt>> = Vec::new();
     for (nth, corpus) in corpora.iter().enumerate() {
         // Several files may be of one domain: their documents are counted through.
         let before = corpora[..nth].iter().filter(|other| other.file.name == corpus.file.name);
@@ -34,15 +35,17 @@ pub(super) fn draw(options: &EvalOptions, mappers: &[Stored], source: &Model) ->
             }
             .into());
         }
-        let drawn = Split::draw_evidence(&eligible, options.documents, options.seed).evidence;
-        documents.extend(drawn.into_iter().map(|i| Prompt {
+        let prompt = |i: usize| Prompt {
             id: format!("{}-{}", corpus.file.name, first + i),
             domain: corpus.file.name.clone(),
             tokens: tokens[i][..options.context].to_vec(),
             text: tokens[i].get(options.context..options.context + TEXT).unwrap_or_default().to_vec(),
-        }));
+        };
+        let split = Split::draw_evidence(&eligible, options.documents, options.seed);
+        drawn.push(split.evidence.into_iter().map(prompt).collect());
     }
-    Ok(documents)
+    let turns = drawn.iter().map(Vec::len).max().unwrap_or(0);
+    Ok((0..turns).flat_map(|turn| drawn.iter().filter_map(move |text| text.get(turn))).cloned().collect())
 }
 
 /// Whether a pair was fitted on a document, or something of it chosen by it.

@@ -14,7 +14,7 @@ pub(super) const SCHEMA: u32 = 1;
 pub struct Results {
     /// What was evaluated.
     pub subject: Subject,
-    /// In the order of the texts.
+    /// The texts in turn.
     pub documents: Vec<Measured>,
 }
 

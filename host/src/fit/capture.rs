@@ -6,8 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvmig_gate::Digest;
-
 use super::{
     FitError, FitOptions, Progress, Stage,
     attention::Boundaries,
@@ -18,7 +16,7 @@ use super::{
     state::State,
     tap::{All, Hidden},
 };
-use crate::engine::{Model, Observer, PrefillOptions};
+use crate::engine::{EngineError, Model, Observer, PrefillOptions};
 
 /// Captured sequences are kept this often: a state may be a gigabyte, and an interrupt keeps it anyway.
 const KEEP_EVERY: Duration = Duration::from_secs(120);
@@ -64,7 +62,7 @@ pub(super) fn capture(
     let lengths: Vec<usize> = plan.sequences.iter().map(Vec::len).collect();
     let total = lengths.iter().sum();
     let (mut kept, mut clock) = (captured.state.log.len(), Instant::now());
-    for (i, tokens) in plan.sequences.iter().enumerate().skip(first) {
+    for i in first..plan.sequences.len() {
         let done = lengths[..i].iter().sum();
         if watch(Progress { stage: Stage::Capture, done, total }).is_break() {
             if kept < captured.state.log.len() {
@@ -78,7 +76,7 @@ pub(super) fn capture(
                 let values = Rows { source: &xv, target: &yv };
                 captured.state.add(plan.digests[i], Rows { source: &xk, target: &yk }, values, &[]);
             }
-            _ => sequence(&mut captured, plan.digests[i], tokens, options, source, target)?,
+            _ => sequence(&mut captured, (plan, i), options, source, target)?,
         }
         if clock.elapsed() >= KEEP_EVERY && kept < captured.state.log.len() {
             captured.save(&file)?;
@@ -92,21 +90,34 @@ pub(super) fn capture(
     Ok(captured)
 }
 
-/// Runs both models over one sequence.
+/// Runs both models over one sequence of the plan.
 fn sequence(
     captured: &mut Captured,
-    digest: Digest,
-    tokens: &[u32],
+    (plan, index): (&Plan, usize),
     options: &FitOptions,
     source: &Model,
     target: &Model,
 ) -> Result<(), FitError> {
+    let (digest, tokens) = (plan.digests[index], &plan.sequences[index]);
     let slots = Slots { start: options.head, end: tokens.len(), stride: options.stride };
     let prefill = |model: &Model, observer: Option<&mut All<'_>>| {
         let observer = observer.map(|all| all as &mut (dyn Observer + Send));
-        let prefilled = model.prefill(tokens, PrefillOptions { room: 0, observer, ..PrefillOptions::default() })?;
+        let not_finite = |what| FitError::NotFinite {
+            model: model.name().to_owned(),
+            what,
+            sequence: index,
+            domain: plan.domains[index].clone(),
+        };
+        let prefilled = match model.prefill(tokens, PrefillOptions { room: 0, observer, ..PrefillOptions::default() }) {
+            Err(EngineError::NotFiniteLogits { .. }) => return Err(not_finite("logits".to_owned())),
+            prefilled => prefilled?,
+        };
         let content = Content::read(prefilled.cache.planes(), prefilled.cache.positions(), slots);
-        Ok::<_, FitError>((prefilled.cache, content))
+        let layout = model.layout();
+        match content.not_finite(layout.layers, layout.width()) {
+            Some(what) => Err(not_finite(what)),
+            None => Ok((prefilled.cache, content)),
+        }
     };
     let (_, x) = prefill(source, None)?;
     let mut boundaries = captured.rows.is_some().then(|| Boundaries::new(tokens.len(), target.config()));

@@ -11,7 +11,6 @@ use super::{
     FitError, Progress, Stage,
     content::{Content, Rotation, Slots},
     design::{Design, RidgeMaps, Side},
-    diagnostics::{key_concentration, value_concentration},
     moments::{MomentShape, Moments},
     plan::Prompt,
     product::{View, multiply},
@@ -120,42 +119,6 @@ impl Trial {
         })
     }
 
-    /// How much more of each mapped layer's errors lies where the target looks than elsewhere, of keys and of values; mean over KV
-    /// heads, none where there is no error.
-    pub(super) fn concentration(&self, maps: &RidgeMaps, shape: &MomentShape) -> Vec<[Option<f64>; 2]> {
-        let layout = self.native.planes().layout();
-        let (d, width, columns) = (layout.head_dim, layout.width(), layout.layers * layout.width());
-        let own = Content::read(self.native.planes(), self.native.positions(), self.slots);
-        let stripped = Rotation::new(&layout.rope, self.queries.positions());
-        let layers = self.predict(maps, shape, Rotations::Handled).enumerate();
-        let layers = layers.map(|(mapped, predicted)| {
-            let layer = maps.design.native_layers + mapped;
-            let errors = |side: usize, kv_head: usize| -> Vec<f32> {
-                let (own, from) = ([&own.keys, &own.values][side], layer * width + kv_head * d);
-                let rows = predicted[side].chunks_exact(width).zip(own.chunks_exact(columns));
-                let head = kv_head * d..(kv_head + 1) * d;
-                rows.flat_map(|(a, b)| a[head.clone()].iter().zip(&b[from..from + d]).map(|(a, b)| a - b)).collect()
-            };
-            let of_head = |kv_head: usize| {
-                let group = self.queries.heads() / layout.kv_heads;
-                let (mut queries, mut attention) = (Vec::new(), vec![0.0; self.slots.end - self.slots.start]);
-                for head in kv_head * group..(kv_head + 1) * group {
-                    let mut own = self.queries.of_head(layer, head);
-                    own.chunks_exact_mut(d).enumerate().for_each(|(row, query)| stripped.strip(row, query));
-                    queries.extend(own);
-                    let slots = self.slots.start..self.slots.end;
-                    let received = self.queries.attention(layer, head, self.native.planes(), slots);
-                    attention.iter_mut().zip(received).for_each(|(sum, share)| *sum += share);
-                }
-                let keys = key_concentration(&queries, &errors(0, kv_head), d);
-                [keys, value_concentration(&errors(1, kv_head), &attention, d)]
-            };
-            let heads: Vec<[Option<f64>; 2]> = (0..layout.kv_heads).map(of_head).collect();
-            [0, 1].map(|side| mean(heads.iter().filter_map(|head| head[side])))
-        });
-        layers.collect()
-    }
-
     /// The rows of a target layer's features, `[rows, features]`.
     fn features(
         &self,
@@ -186,12 +149,6 @@ impl Trial {
         }
         features
     }
-}
-
-/// None of nothing.
-pub(super) fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
-    let numbers: Vec<f64> = numbers.collect();
-    (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
 }
 
 fn apply(map: &AffineMap, features: &[f32]) -> Vec<f32> {

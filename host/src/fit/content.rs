@@ -54,6 +54,14 @@ impl Content {
         }
         content
     }
+
+    /// The first layer, of `width` columns each, with a key that is not finite, or else with such a value.
+    pub(super) fn not_finite(&self, layers: usize, width: usize) -> Option<String> {
+        let layer = |rows: &[f32]| rows.iter().position(|x| !x.is_finite()).map(|at| at / width % layers);
+        let named = |part: &str, layer: usize| format!("{part} of layer {layer}");
+        let keys = layer(&self.keys).map(|layer| named("keys", layer));
+        keys.or_else(|| layer(&self.values).map(|layer| named("values", layer)))
+    }
 }
 
 /// The rotation of a list of positions.
@@ -132,10 +140,15 @@ mod tests {
             }
         }
         let slots = Slots { start: 1, end: 4, stride: 2 };
-        let content = Content::read(&planes, &[7, 8, 9, 10], slots);
+        let mut content = Content::read(&planes, &[7, 8, 9, 10], slots);
         let expected =
             [1.0, 1.5, 11.0, 11.5, 101.0, 101.5, 111.0, 111.5, 3.0, 3.5, 13.0, 13.5, 103.0, 103.5, 113.0, 113.5];
         assert_eq!(content.values, expected);
         assert!(content.keys.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{:?}", content.keys);
+        assert_eq!(content.not_finite(2, 4), None);
+        content.values[13] = f32::INFINITY;
+        assert_eq!(content.not_finite(2, 4).as_deref(), Some("values of layer 1"));
+        content.keys[8] = f32::NAN;
+        assert_eq!(content.not_finite(2, 4).as_deref(), Some("keys of layer 0"));
     }
 }

@@ -116,6 +116,17 @@ pub enum CorpusError {
         /// What they are needed for.
         roles: &'static str,
     },
+    /// Fewer tokens than shall be fitted on.
+    #[error(
+        "the corpora hold {found} calibration tokens beside the documents that are held out, expected at least {expected}: give a \
+         larger corpus, or --tokens {found}"
+    )]
+    TooFewTokens {
+        /// Tokens of all calibration sequences.
+        found: usize,
+        /// Tokens asked for.
+        expected: usize,
+    },
     /// The same document would be fitted on and measured on.
     #[error(
         "{}: document {index} is also document {other_index} of {}: documents to fit, choose and measure on have to differ",

@@ -74,6 +74,22 @@ impl Design {
         sides * k * width + if self.hidden { shape.hidden } else { 0 }
     }
 
+    /// Rows without which a design is not fitted: what it would have learnt is its calibration text.
+    ///
+    /// Least squares from N rows of p features errs on other text by p / (N − p) of the noise's variance beyond the noise
+    /// itself, so that 2 p rows keep what is overfitted no larger than what nobody could predict. A map of rank r keeps, of the
+    /// p directions in which an output overfits, r (p + q − r) / q: as many as it has free numbers for each of its q outputs. All
+    /// p features still have to be told apart, by p rows at least, so that the same bound is p + r (p + q − r) / q rows. What the
+    /// penalty takes off is not counted: a small one takes off nothing, and it is chosen later.
+    pub fn least_rows(&self, shape: &MomentShape) -> usize {
+        let features = self.features(shape);
+        let Some(rank) = self.rank else { return 2 * features };
+        let sides = if self.joint { 2 } else { 1 };
+        let outputs = sides * self.layers.len() * shape.target_width;
+        let rank = rank.min(features).min(outputs);
+        features + (rank * (features + outputs - rank)).div_ceil(outputs.max(1))
+    }
+
     /// The settings of the module.
     pub fn settings(&self) -> RidgeSettings {
         let rank = self.rank.unwrap_or(0);
@@ -146,5 +162,23 @@ impl RidgeMaps {
         let all: f64 = maps.map(|map| 2.0 * map.weight.as_slice().len() as f64).sum();
         // Of a head's map, what it does not read is written out as zeroes.
         self.design.heads.map_or(all, |heads| all / heads.source as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_projection_needs_fewer_rows_than_a_map_of_full_rank() {
+        let shape = MomentShape { source_layers: 6, source_width: 10, target_layers: 5, target_width: 8, hidden: 30 };
+        let (native_layers, joint, hidden) = (1, true, true);
+        let of = |rank| Design { native_layers, layers: vec![(0..6).collect(); 4], joint, hidden, rank, heads: None };
+        // 150 features, 64 outputs.
+        assert_eq!(of(None).least_rows(&shape), 300);
+        assert_eq!(of(Some(4)).least_rows(&shape), 150 + 14, "4 (150 + 64 − 4) / 64 = 13.1");
+        // No projection has more columns than there are outputs.
+        assert_eq!(of(Some(64)).least_rows(&shape), 300);
+        assert_eq!(of(Some(1_000)).least_rows(&shape), 300);
     }
 }

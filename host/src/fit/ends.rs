@@ -65,6 +65,22 @@ pub(super) struct Tools<'a> {
     pub(super) target: &'a Model,
 }
 
+impl Tools<'_> {
+    /// Gives `work` what trials of a drafted pair take, its weights resident: what a handoff takes is measured with them there.
+    pub(super) fn trials<T>(
+        self,
+        draft: &Draft,
+        work: impl FnOnce(&Setup<'_>) -> Result<T, FitError>,
+    ) -> Result<T, FitError> {
+        let Tools { gate, device, source, target } = self;
+        let pair = draft.pair();
+        let (store, offer) = (Store::new(device, None), Offer::of(pair, device)?);
+        store.get(&offer)?;
+        let offers = std::slice::from_ref(&offer);
+        work(&Setup { gate, source, target, pair: pair.name(), offers, store: &store, load_ms: 0.0 })
+    }
+}
+
 /// Tries every choice and gives (s, R) with what was found. `draft` makes the pair with these ends.
 pub(super) fn choose(
     tools: Tools<'_>,
@@ -110,24 +126,19 @@ pub(super) fn attempt(
     draft: &Draft,
     documents: &[Document<'_>],
 ) -> Result<(Vec<Quality>, f64), FitError> {
-    let Tools { gate, device, source, target } = tools;
-    let pair = draft.pair();
-    let (store, offer) = (Store::new(device, None), Offer::of(pair, device)?);
-    // What a handoff takes is measured with the weights there.
-    store.get(&offer)?;
-    let offers = std::slice::from_ref(&offer);
-    let setup = Setup { gate, source, target, pair: pair.name(), offers, store: &store, load_ms: 0.0 };
-    let (mut outcomes, mut ms) = (Vec::with_capacity(documents.len()), 0.0);
-    for Document { tokens, domain, cache, native } in documents {
-        let planes = target.reserve(tokens.len() + CONTINUATION);
-        let clock = Instant::now();
-        let (session, receipt) = migrate::trial(&setup, tokens, Some(domain), cache, planes)?;
-        ms += clock.elapsed().as_secs_f64() * 1e3;
-        let quality = native.quality_of_mapped(&session, tokens)?;
-        gate.settle(receipt, &quality)?;
-        outcomes.push(quality);
-    }
-    Ok((outcomes, ms / documents.len().max(1) as f64))
+    tools.trials(draft, |setup| {
+        let (mut outcomes, mut ms) = (Vec::with_capacity(documents.len()), 0.0);
+        for Document { tokens, domain, cache, native } in documents {
+            let planes = setup.target.reserve(tokens.len() + CONTINUATION);
+            let clock = Instant::now();
+            let (session, receipt) = migrate::trial(setup, tokens, Some(domain), cache, planes)?;
+            ms += clock.elapsed().as_secs_f64() * 1e3;
+            let quality = native.quality_of_mapped(&session, tokens)?;
+            setup.gate.settle(receipt, &quality)?;
+            outcomes.push(quality);
+        }
+        Ok((outcomes, ms / documents.len().max(1) as f64))
+    })
 }
 
 fn summary(head: usize, tail: usize, outcomes: &[Quality], handoff_ms: f64, documents: &[Document<'_>]) -> EndsPoint {

@@ -34,7 +34,7 @@ pub enum FitError {
     /// Too few rows for the number of features.
     #[error(
         "{rows} calibration rows for {features} features (k = {k}), expected at least {expected}: raise --tokens, give a \
-         larger corpus or a smaller --k"
+         larger corpus, or ask for fewer features (a smaller --k, no --joint)"
     )]
     TooFewRows {
         /// Rows there are.
@@ -78,6 +78,21 @@ pub enum FitError {
     /// The moments have no solution.
     #[error(transparent)]
     Linalg(#[from] LinalgError),
+    /// A model computes numbers that are none: fitted on, they would spoil everything that was captured.
+    #[error(
+        "{model}: {what} of calibration sequence {sequence} ({domain}) are not finite: the model is damaged, or overflows in single \
+         precision: fetch its files again, or take another model; nothing of that sequence is kept"
+    )]
+    NotFinite {
+        /// The model.
+        model: String,
+        /// Which numbers.
+        what: String,
+        /// Number of the sequence.
+        sequence: usize,
+        /// Its domain.
+        domain: String,
+    },
     /// A model failed.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -67,9 +67,6 @@ use ridge::Lambda;
 use rows::RowFile;
 use select::Scores;
 
-/// Fewer rows per feature than this, and a fit is refused: what it would have learnt is its calibration text (METHOD §8).
-const ROWS_PER_FEATURE: usize = 2;
-
 /// Fits a pair, measures it on held-out documents, and writes its folder.
 ///
 /// `watch` is told how far it has come and may answer `Break`: what was captured and measured is then kept for the next call.
@@ -89,7 +86,7 @@ pub fn fit(
     let plan = Plan::new(options, source, target)?;
     let Captured { state, rows } = capture::capture(options, &plan, source, target, watch)?;
     let scores = Scores::new(&state.moments, source.layout(), target.layout())?;
-    let (chosen, sweep, trials) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
+    let (chosen, sweep) = choose(options, &plan, &state.moments, &scores, source, target, watch)?;
     let captured = state.moments.rows();
     let make = |fitted: &Fitted, (head, tail): (usize, usize), found: Found<'_>| {
         let options = FitOptions { head, tail, ..options.clone() };
@@ -103,14 +100,14 @@ pub fn fit(
     let (of_width, widths) = match &options.mapper {
         MapperKind::Mlp(settings) if options.sweep => {
             let train = |options: &FitOptions, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>| {
-                solve(options, &state.moments, rows.as_ref(), &chosen, watch).map(|(fitted, _)| fitted)
+                solve(options, &state.moments, rows.as_ref(), &chosen, watch)
             };
             let try_out = |fitted: &Fitted| make(fitted, (options.head, options.tail), Found::default());
             widths::choose((options, settings), tools, &documents, &train, &try_out, watch)?
         }
         _ => (options.clone(), Vec::new()),
     };
-    let (fitted, maps) = solve(&of_width, &state.moments, rows.as_ref(), &chosen, watch)?;
+    let fitted = solve(&of_width, &state.moments, rows.as_ref(), &chosen, watch)?;
     let mut found = Found { sweep: &sweep, widths: &widths, ends: &[], ablations: &[] };
     let ablations = match &rows {
         Some(rows) if options.ablate => {
@@ -123,8 +120,8 @@ pub fn fit(
         _ => Vec::new(),
     };
     found.ablations = &ablations;
-    let diagnostics = diagnose::diagnose(&state.moments, &scores, &chosen, &fitted, maps.as_ref(), &trials)?;
-    drop((state, rows, maps, trials));
+    let mut diagnostics = diagnose::diagnose(&state.moments, &scores, &chosen, &fitted)?;
+    drop((state, rows));
     let (ends, points);
     if options.sweep {
         let try_out = |head, tail| make(&fitted, (head, tail), Found::default());
@@ -133,7 +130,9 @@ pub fn fit(
     } else {
         ends = (options.head, options.tail);
     }
-    let draft = make(&fitted, ends, found)?.with_diagnostics(diagnostics);
+    let draft = make(&fitted, ends, found)?;
+    diagnose::observe(tools, &draft, &plan.selection, &mut diagnostics, watch)?;
+    let draft = draft.with_diagnostics(diagnostics);
     let bench = Bench { gate, device, source, target, pair: draft.pair() };
     let (evidence, texts) = bench.measure(options, &plan.evidence, watch)?;
     let pair = draft.write(&options.out, Some(evidence), &texts)?;
@@ -189,22 +188,21 @@ fn solve(
     rows: Option<&RowFile>,
     Candidate { design, lambda, .. }: &Candidate,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Fitted, Option<RidgeMaps>), FitError> {
+) -> Result<Fitted, FitError> {
     let selection = &design.layers;
     let rows = || rows.expect("captured for the kinds that need them");
     match &options.mapper {
         MapperKind::Ridge => {
             step(watch, Stage::Solve, 0, 1)?;
-            let maps = RidgeMaps::fit(moments, design, *lambda)?;
-            Ok((Fitted::ridge(&maps, options.elem), Some(maps)))
+            Ok(Fitted::ridge(&RidgeMaps::fit(moments, design, *lambda)?, options.elem))
         }
         MapperKind::HeadMatched(weighting) => {
             let maps = head_matched::fit(rows(), selection, *lambda, *weighting, watch)?;
-            Ok((Fitted::head_matched(&maps, options.elem), None))
+            Ok(Fitted::head_matched(&maps, options.elem))
         }
         MapperKind::Mlp(settings) => {
             let networks = mlp::fit(rows(), selection, settings, &options.networks_folder(settings.width), watch)?;
-            Ok((Fitted::mlp(&networks, options.elem), None))
+            Ok(Fitted::mlp(&networks, options.elem))
         }
     }
 }
@@ -240,16 +238,15 @@ fn choose(
     source: &Model,
     target: &Model,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Candidate, Vec<SweepPoint>, Vec<Trial>), FitError> {
+) -> Result<(Candidate, Vec<SweepPoint>), FitError> {
     let mut candidates = candidates(options, scores, source, target);
-    let rows =
-        |candidate: &Candidate| enough_rows(candidate.k, candidate.design.features(&moments.shape()), moments.rows());
+    let rows = |candidate: &Candidate| enough_rows(candidate, moments);
     if let Some(first) = candidates.first() {
         rows(first)?;
     }
     candidates.retain(|candidate| rows(candidate).is_ok());
     if !options.chooses() {
-        return Ok((candidates.remove(0), Vec::new(), Vec::new()));
+        return Ok((candidates.remove(0), Vec::new()));
     }
     let natively = (options.head, options.tail, options.native_layers);
     let mut trials = Vec::new();
@@ -258,7 +255,7 @@ fn choose(
         trials.push(Trial::run(prompt, natively, source, target)?);
     }
     let (chosen, sweep) = choose::choose(moments, &candidates, &trials, watch)?;
-    Ok((candidates.swap_remove(chosen), sweep, trials))
+    Ok((candidates.swap_remove(chosen), sweep))
 }
 
 /// What may be fitted, the cheapest first.
@@ -299,8 +296,9 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
     candidates
 }
 
-fn enough_rows(k: usize, features: usize, rows: u64) -> Result<(), FitError> {
-    let expected = ROWS_PER_FEATURE * features;
+fn enough_rows(&Candidate { k, ref design, .. }: &Candidate, moments: &Moments) -> Result<(), FitError> {
+    let (rows, shape) = (moments.rows(), moments.shape());
+    let (features, expected) = (design.features(&shape), design.least_rows(&shape));
     if rows >= expected as u64 { Ok(()) } else { Err(FitError::TooFewRows { rows, k, features, expected }) }
 }
 

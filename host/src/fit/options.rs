@@ -28,7 +28,7 @@ pub struct FitOptions {
     pub held_out: Vec<CorpusFile>,
     /// Tokens of a calibration sequence, and of the prefix of a selection or evidence document.
     pub context: usize,
-    /// Calibration tokens to stop at; all that the texts have where they have fewer.
+    /// Calibration tokens to stop at. Texts that have fewer are refused: what a fit is worth depends on it.
     pub tokens: usize,
     /// Every how many positions a calibration row is taken; at least 1.
     pub stride: usize,
@@ -53,7 +53,8 @@ pub struct FitOptions {
     pub sweep: bool,
     /// Element type of the weights.
     pub elem: Elem,
-    /// Selection documents per corpus; none are drawn where k is given.
+    /// Selection documents per corpus: to choose on, and to look into the pair on ([`Diagnostics`](crate::pair::Diagnostics)).
+    /// Where nothing is chosen, none are kept of fewer than five documents that are long enough.
     pub selection: usize,
     /// Evidence documents per corpus.
     pub evidence: usize,
@@ -264,6 +265,8 @@ pub enum Stage {
     Solve,
     /// Networks are trained; a step is an epoch of a target layer.
     Train,
+    /// The pair is looked into on selection documents; a step is a document.
+    Diagnose,
     /// The pair is tried on held-out documents; a step is a document.
     Evidence,
 }
@@ -279,6 +282,7 @@ impl Stage {
             Stage::Ablate => "ablation",
             Stage::Solve => "solve",
             Stage::Train => "training",
+            Stage::Diagnose => "diagnostics",
             Stage::Evidence => "evidence",
         }
     }

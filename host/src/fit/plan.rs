@@ -170,6 +170,10 @@ impl Draft {
             .flat_map(|(corpus, sequences)| sequences.iter().map(|tokens| (digest(tokens), corpus.name.clone())))
             .collect();
         let sequences = up_to(interleave(self.calibration), options.tokens);
+        let found = sequences.iter().map(Vec::len).sum();
+        if found < options.tokens {
+            return Err(CorpusError::TooFewTokens { found, expected: options.tokens }.into());
+        }
         let mut basis = DigestBuilder::new("fit-basis")
             .field("source", source.digest().as_bytes())
             .field("target", target.digest().as_bytes());

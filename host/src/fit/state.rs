@@ -12,7 +12,7 @@ use std::{
 };
 
 use kvmig_gate::{Digest, DigestBuilder};
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -51,7 +51,11 @@ pub enum StateError {
         source: io::Error,
     },
     /// The file can't be written.
-    #[error("{}: can't be written: {source}; what was kept there before is untouched", file.display())]
+    #[error(
+        "{}: can't be written: {source}; what was kept there before is untouched: make room and run the same command again, or \
+         choose an --out on another disk",
+        file.display()
+    )]
     Write {
         /// The file.
         file: PathBuf,
@@ -125,8 +129,10 @@ impl State {
         fs::create_dir_all(parent).map_err(failed)?;
         let draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
         let views = tensors.iter().map(|t| (t.name.as_str(), t));
-        safetensors::serialize_to_file(views, Some(metadata), draft.path())
-            .map_err(|error| failed(io::Error::other(error)))?;
+        safetensors::serialize_to_file(views, Some(metadata), draft.path()).map_err(|error| match error {
+            SafeTensorError::IoError(error) => failed(error),
+            error => failed(io::Error::other(error)),
+        })?;
         File::open(draft.path()).and_then(|file| file.sync_all()).map_err(failed)?;
         draft.persist(file).map_err(|error| failed(error.error))?;
         Ok(())

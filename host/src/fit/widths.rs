@@ -14,13 +14,16 @@ use super::{
 };
 use crate::pair::{Draft, PairError, WidthPoint};
 
+/// Makes the networks that options ask for.
+type Train<'a> = dyn Fn(&FitOptions, &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Fitted, FitError> + 'a;
+
 /// The options with the chosen width, and what was found of each. `train` makes the networks that options ask for, `draft` a
 /// pair of them.
 pub(super) fn choose(
     (options, settings): (&FitOptions, &mlp::Settings),
     tools: Tools<'_>,
     documents: &[Document<'_>],
-    train: &dyn Fn(&FitOptions, &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Fitted, FitError>,
+    train: &Train<'_>,
     draft: &dyn Fn(&Fitted) -> Result<Draft, PairError>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(FitOptions, Vec<WidthPoint>), FitError> {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufRead as _, Write as _},
+    io::{self, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -10,12 +10,39 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// A log that can't be kept.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: can't keep measurements there: {source}", file.display())]
-pub struct LogError {
-    /// The file.
-    file: PathBuf,
-    /// Why.
-    source: io::Error,
+pub enum LogError {
+    /// The file can't be read.
+    #[error("{}: can't be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file can't be written: a full disk, most often.
+    #[error(
+        "{}: can't be written: {source}; the documents measured before are kept: make room and run the same command again, or \
+         choose a place on another disk",
+        file.display()
+    )]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no such log: what is replaced or removed in the end must be ours.
+    #[error("{}: begins like no measurements of this version; remove it, or choose another place", file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The log is of something else.
+    #[error("{}: is of other models, texts or settings than these; remove it, or choose another file", file.display())]
+    OfAnother {
+        /// The file.
+        file: PathBuf,
+    },
 }
 
 /// What becomes of a log that is of another subject.
@@ -38,8 +65,7 @@ pub(crate) struct Log<E> {
 impl<E: Serialize + DeserializeOwned> Log<E> {
     /// Whether what is at `path` may become a log; nothing is changed.
     pub(crate) fn check<S: DeserializeOwned>(path: &Path) -> Result<(), LogError> {
-        let read = read::<S, E>(path).map(drop);
-        read.map_err(|source| LogError { file: path.to_owned(), source })
+        read::<S, E>(path).map(drop)
     }
 
     /// Opens the log of `subject`. A line that an interrupt cut short is dropped, and what stands behind it.
@@ -47,12 +73,11 @@ impl<E: Serialize + DeserializeOwned> Log<E> {
     where
         S: Serialize + DeserializeOwned + PartialEq,
     {
-        let failed = |source| LogError { file: path.to_owned(), source };
-        let entries = match read::<S, E>(path).map_err(failed)? {
+        let failed = |source| LogError::Write { file: path.to_owned(), source };
+        let entries = match read::<S, E>(path)? {
             Some((found, entries)) if found == *subject => entries,
             Some(_) if of_another == OfAnother::Kept => {
-                let text = "it is of other models, texts or settings than these; remove it, or choose another file";
-                return Err(failed(io::Error::other(text)));
+                return Err(LogError::OfAnother { file: path.to_owned() });
             }
             _ => Vec::new(),
         };
@@ -74,7 +99,7 @@ impl<E: Serialize + DeserializeOwned> Log<E> {
     /// Adds one.
     pub(crate) fn push(&mut self, entry: E) -> Result<(), LogError> {
         let written = self.file.write_all(line(&entry).as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|source| LogError { file: self.path.clone(), source })?;
+        written.map_err(|source| LogError::Write { file: self.path.clone(), source })?;
         self.entries.push(entry);
         Ok(())
     }
@@ -86,22 +111,20 @@ fn line<T: Serialize>(value: &T) -> String {
 }
 
 /// The subject of the log at `path` and its entries; none where there is no file, or an empty one.
-fn read<S: DeserializeOwned, E: DeserializeOwned>(path: &Path) -> io::Result<Option<(S, Vec<E>)>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
+fn read<S: DeserializeOwned, E: DeserializeOwned>(path: &Path) -> Result<Option<(S, Vec<E>)>, LogError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
+        Err(source) => return Err(LogError::Read { file: path.to_owned(), source }),
     };
-    let mut lines = io::BufReader::new(file).lines();
-    let Some(first) = lines.next().transpose()? else { return Ok(None) };
-    // What is replaced or removed in the end must be ours.
-    let Ok(subject) = serde_json::from_str::<S>(&first) else {
-        let text = "it begins like no measurements of this version; remove it, or choose another place";
-        return Err(io::Error::other(text));
+    let mut lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let Some(first) = lines.next() else { return Ok(None) };
+    let Ok(subject) = serde_json::from_slice::<S>(first) else {
+        return Err(LogError::Foreign { file: path.to_owned() });
     };
     let mut entries = Vec::new();
     for line in lines {
-        match serde_json::from_str(&line?) {
+        match serde_json::from_slice(line) {
             Ok(entry) => entries.push(entry),
             Err(_) => break,
         }
@@ -148,6 +171,19 @@ mod tests {
         assert!(error.contains("choose another file"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), before);
         assert!(open(&path, "b", OfAnother::Replaced).unwrap().entries().is_empty());
+    }
+
+    /// A device that is always full.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_finds_no_room_is_not_counted_as_kept() {
+        let full = Path::new("/dev/full");
+        let file = OpenOptions::new().append(true).open(full).unwrap();
+        let mut log = Log { path: full.to_owned(), file, entries: vec![1] };
+        let error = log.push(2).unwrap_err();
+        assert!(matches!(error, LogError::Write { .. }), "{error}");
+        assert!(error.to_string().contains("/dev/full: can't be written") && error.to_string().contains("make room"));
+        assert_eq!(log.entries, [1]);
     }
 
     #[test]

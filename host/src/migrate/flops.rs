@@ -21,6 +21,8 @@ pub struct FlopCount {
 pub struct Natively {
     /// First tokens.
     pub head: usize,
+    /// Of these, how many it has keys and values of from before ([`Model::known`](crate::engine::Model::known)).
+    pub known: usize,
     /// Last tokens.
     pub tail: usize,
     /// First layers, for every token.
@@ -28,16 +30,16 @@ pub struct Natively {
 }
 
 impl Natively {
-    /// A pair's.
-    pub fn of(pair: &Identity) -> Natively {
-        Natively { head: pair.head, tail: pair.tail, layers: pair.native_layers }
+    /// A pair's, with so many tokens known.
+    pub fn of(pair: &Identity, known: usize) -> Natively {
+        Natively { head: pair.head, known, tail: pair.tail, layers: pair.native_layers }
     }
 }
 
 impl FlopCount {
     /// Counts for a prompt of `tokens` tokens, mapped at `map_per_token` operations a token.
     pub fn new(target: &ModelConfig, map_per_token: f64, tokens: usize, natively: &Natively) -> FlopCount {
-        let Natively { head, tail, layers } = *natively;
+        let Natively { head, known, tail, layers } = *natively;
         let head = head.min(tokens);
         let tail_start = tokens.saturating_sub(tail).max(head);
         // Of the last layer, rows whose logits nobody asks for need keys and values alone; one row needs the rest.
@@ -57,7 +59,7 @@ impl FlopCount {
         FlopCount {
             reprefill: rows(0, tokens) + once,
             handoff: lower
-                + rows(0, head)
+                + rows(known.min(head), head)
                 + rows(tail_start, tokens)
                 + once
                 + (tail_start - head) as f64 * map_per_token,
@@ -80,4 +82,25 @@ impl From<FlopCount> for Flops {
 fn attention(model: &ModelConfig, layers: usize, from: usize, to: usize) -> f64 {
     let keys_seen = (to * (to + 1) - from * (from + 1)) as f64 / 2.0;
     4.0 * (layers * model.heads * model.head_dim) as f64 * keys_seen
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::engine::{LoadOptions, Model, ModelSource};
+
+    #[test]
+    fn what_is_known_already_costs_nothing() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/family/large");
+        let model = Model::load(&ModelSource::from(folder), LoadOptions::default()).unwrap();
+        let count = |head, known, mapped_at: f64| {
+            FlopCount::new(model.config(), mapped_at, 100, &Natively { head, known, tail: 8, layers: 0 })
+        };
+        let (computed, known, none) = (count(1, 0, 0.0), count(1, 1, 0.0), count(0, 0, 0.0));
+        assert!(known.handoff < computed.handoff);
+        assert_eq!((known.handoff, known.reprefill), (none.handoff, computed.reprefill));
+        assert_eq!(count(0, 1, 0.0), none, "what is mapped is not known");
+    }
 }

@@ -497,7 +497,8 @@ fn record(setup: &Setup<'_>, ask: Ask<'_>, reached: &Reached<'_>, ms: Stages) ->
         }
         _ => Tokens { prompt, ..Tokens::default() },
     };
-    let natively = Natively::of(offer.card().identity());
+    let identity = offer.card().identity();
+    let natively = Natively::of(identity, setup.target.known(ask.tokens, identity.head));
     let flops = FlopCount::new(setup.target.config(), offer.flops_per_token(), prompt, &natively);
     Record {
         schema: SCHEMA,

@@ -74,7 +74,7 @@ pub struct Tokens {
     pub prompt: usize,
     /// Mapped from the source's cache.
     pub mapped: usize,
-    /// Computed by the target at the start.
+    /// The target's own at the start: computed, but for what every text begins with, which was computed before.
     pub native_head: usize,
     /// Computed by the target at the end.
     pub native_tail: usize,
@@ -91,7 +91,8 @@ pub struct Tokens {
 pub struct Stages {
     /// Reading models, and the pair but its weights, once a process.
     pub load: f64,
-    /// Reserving memory for the target's cache, before the source prefills. A map and an ordinary prefill fill it alike; a
+    /// Reserving memory for the target's cache, before the source prefills, and once a process the keys and values of what every
+    /// text begins with. A map and an ordinary prefill fill it alike; a
     /// serving engine has it before a request comes.
     pub reserve: f64,
     /// The source's prefill.

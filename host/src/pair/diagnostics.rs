@@ -15,10 +15,11 @@ pub struct Diagnostics {
     /// What each further source layer adds, per mapped target layer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub forward: Vec<ForwardCurve>,
-    /// Attention-output cosine of each target layer, mean over the evidence's documents.
+    /// Attention-output cosine of each target layer, mean over the selection documents. Of a fit that kept none (`--selection 0`)
+    /// this is empty, and so is the next.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cosine: Vec<f64>,
-    /// Whether the errors lie where the target looks.
+    /// Whether the errors lie where the target looks, on the same documents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concentration: Option<PerSide>,
     /// Effective degrees of freedom of each mapped target layer's ridge, `tr(C (C + D)⁻¹)`.

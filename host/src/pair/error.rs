@@ -18,7 +18,11 @@ pub enum PairError {
         source: io::Error,
     },
     /// The folder can't be written.
-    #[error("{}: can't be written: {source}; nothing was left half-written", file.display())]
+    #[error(
+        "{}: can't be written: {source}; nothing was left half-written: make room and run the same command again, or choose another \
+         folder",
+        file.display()
+    )]
     Write {
         /// File or folder.
         file: PathBuf,
@@ -82,6 +86,14 @@ pub enum PairError {
         tensor: String,
         /// First such element.
         index: usize,
+    },
+    /// The file system keeps a file or folder that is to be removed.
+    #[error("{}: can't be removed: {source}; see who may write there, then remove what is left", file.display())]
+    Kept {
+        /// File or folder.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// A folder that is not removed.
     #[error("{}: {what}; {mend}; nothing was removed", folder.display())]

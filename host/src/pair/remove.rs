@@ -11,9 +11,9 @@ use super::{DIAGNOSTICS, FILES, MANIFEST, PairError, check};
 ///
 /// # Errors
 /// [`PairError::NotRemoved`] for a folder that holds no manifest of a pair, holds anything else, or is a link: nothing is then
-/// touched. [`PairError::Write`] if the file system refuses.
+/// touched. [`PairError::Kept`] if the file system refuses.
 pub fn remove(folder: &Path) -> Result<(), PairError> {
-    let failed = |source: io::Error| PairError::Write { file: folder.to_owned(), source };
+    let failed = |source: io::Error| PairError::Kept { file: folder.to_owned(), source };
     if fs::symlink_metadata(folder).map_err(failed)?.is_symlink() {
         return Err(refused(folder, "is a link", "name the folder that it leads to"));
     }
@@ -41,7 +41,7 @@ pub fn remove(folder: &Path) -> Result<(), PairError> {
         let _ = fs::remove_dir(&limbo);
         return Err(failed(error));
     }
-    let left = |file: PathBuf| move |source| PairError::Write { file, source };
+    let left = |file: PathBuf| move |source| PairError::Kept { file, source };
     for name in files {
         let file = moved.join(name);
         fs::remove_file(&file).map_err(left(file))?;

@@ -58,7 +58,8 @@ pub(super) fn folder(folder: &Path, files: PairFiles<'_>) -> Result<(), PairErro
             file.write_all(bytes)?;
             file.sync_all()
         };
-        write().map_err(|source| PairError::Write { file: path.clone(), source })?;
+        // The draft's own path will be gone when somebody reads of it.
+        write().map_err(|source| PairError::Write { file: folder.join(name), source })?;
     }
     fs::rename(draft.path(), folder).map_err(failed)?;
     // Renamed away: there is nothing left to remove under the old name.

@@ -32,7 +32,10 @@ pub(super) fn show(out: &mut impl Write, diagnostics: Option<&Diagnostics>) -> i
     if !forward.is_empty() {
         writeln!(out)?;
     }
-    per_layer(out, "attention cosine", cosine, 2)?;
+    if cosine.is_empty() {
+        writeln!(out, "no cosines and no errors: the fit kept no documents to look at them (--selection)\n")?;
+    }
+    per_layer(out, "attention cosine, by target layer", cosine, 2)?;
     sides(out, "error where it is looked at, over its mean", concentration.as_ref(), 2)?;
     sides(out, "effective features", effective_features.as_ref(), 0)?;
     if let Some(rows) = rows_per_feature {
@@ -60,16 +63,16 @@ fn heat_map(out: &mut impl Write, side: &str, r2: &[Vec<f64>]) -> io::Result<()>
 
 fn sides(out: &mut impl Write, name: &str, sides: Option<&PerSide>, digits: usize) -> io::Result<()> {
     let Some(PerSide { keys, values }) = sides else { return Ok(()) };
-    per_layer(out, &format!("{name}, keys"), keys, digits)?;
-    per_layer(out, &format!("{name}, values"), values, digits)
+    per_layer(out, &format!("{name}, keys, by mapped target layer"), keys, digits)?;
+    per_layer(out, &format!("{name}, values, by mapped target layer"), values, digits)
 }
 
-/// A figure of each target layer, ten to a line.
-fn per_layer(out: &mut impl Write, name: &str, figures: &[f64], digits: usize) -> io::Result<()> {
+/// A figure of each layer, ten to a line.
+fn per_layer(out: &mut impl Write, heading: &str, figures: &[f64], digits: usize) -> io::Result<()> {
     if figures.is_empty() {
         return Ok(());
     }
-    writeln!(out, "{name}, by mapped target layer:")?;
+    writeln!(out, "{heading}:")?;
     for line in figures.chunks(10) {
         let cells: Vec<String> = line.iter().map(|x| format!("{x:>7.digits$}")).collect();
         writeln!(out, "  {}", cells.join(""))?;

@@ -47,6 +47,11 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
+    /// What every text starts with: the tokens of the empty one.
+    pub fn start(&self) -> &[u32] {
+        &self.start
+    }
+
     /// The tokens of `text`, special tokens in it included, after the BOS token where the model's texts start with one.
     ///
     /// # Errors
