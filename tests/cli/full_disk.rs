@@ -10,7 +10,8 @@ fn fit(folder: &Path, blocks: &str, more: &[&str]) -> Output {
     // Without the trap, the system ends the program instead of failing the write.
     let mut command = kvmig_after(&format!("trap '' XFSZ; ulimit -f {blocks}"), folder);
     command.args(["fit", "--source", "bundled:medium", "--target", "bundled:large", "--context", "96", "--tail", "8"]);
-    command.args(["--evidence", "3", "--device", "cpu", "--corpus", &first, "--corpus", &second]);
+    // Documents to look into the pair on would be tried, and the ledger has little room too.
+    command.args(["--selection", "0", "--evidence", "3", "--device", "cpu", "--corpus", &first, "--corpus", &second]);
     command.arg("--out").arg(folder.join("pair")).args(more).output().unwrap()
 }
 

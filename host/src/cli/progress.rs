@@ -76,7 +76,7 @@ fn styled(bar: ProgressBar, unit: &str, message: &str) -> ProgressBar {
 fn unit(stage: Stage) -> &'static str {
     match stage {
         Stage::Capture => "tokens",
-        Stage::Selection | Stage::Evidence => "documents",
+        Stage::Selection | Stage::Diagnose | Stage::Evidence => "documents",
         _ => "steps",
     }
 }
