@@ -76,9 +76,10 @@ fn no_room_for_the_state_the_evidence_or_the_pair() {
     assert_eq!(names(folder), before, "no half of a pair");
     assert!(fs::read(&state).unwrap() == kept);
 
-    // Nor is it enough for very much evidence.
+    // Nor is it enough for one more outcome behind very much evidence.
     let (subject, entries) = measured.split_once('\n').unwrap();
-    let many = format!("{subject}\n{}", entries.repeat(1_500_000 / entries.len()));
+    let entry = entries.lines().next().unwrap();
+    let many = format!("{subject}\n{}", format!("{entry}\n").repeat(1_500_000 / entry.len()));
     fs::write(&log, &many).unwrap();
     error(&fit(folder, "1000", &small), "pair.evidence.jsonl");
     assert_eq!(names(folder), before);

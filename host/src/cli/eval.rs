@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    Ending,
+    Ending, bytes,
     evidence::interval,
     interrupt,
     ledger::{LedgerArgs, PolicyArgs},
@@ -28,6 +28,7 @@ use super::{
 /// Each document is run through both models once; every arm is then compared with the target's own prefill: on the target's greedy
 /// continuation, which is what the gate judges by, and on the document's own next tokens. Beside the mappers stand the arms they have to
 /// beat: staying on the source, no prefix at all, and the native ends alone. Nothing is served, and no pair's evidence changes.
+/// Whoever chooses a mapper or ends by these figures has to measure the choice on other documents: each interval is of its row alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "MODEL", requires = "pairs")]
     target: Option<ModelArg>,
     /// Text to measure on, and the domain it stands for [default domain: the file's stem]; may be given several times. Documents are
-    /// separated by lines of `<|end|>`; those that a pair was fitted on are left out
+    /// separated by lines of `<|end|>`; those that a pair was fitted on are left out where it is the very file
     #[arg(long = "held-out", value_name = "[NAME=]FILE", required = true)]
     held_out: Vec<CorpusFile>,
     /// Native ends to try every mapper with, first and last tokens as HEAD+TAIL; may be given several times [default: each pair's own]
@@ -60,6 +61,9 @@ pub(super) struct Args {
     /// Seed of the draw of documents
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Bytes that mappers' weights may take on the device, such as 12GiB [default: as many as there are]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    device_budget: Option<u64>,
     /// Keep results there as they come in (JSON lines): the same command goes on from them
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -93,12 +97,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<Ending> {
     let (source, target) = (source.load(engine)?, target.load(engine)?);
     let gate = Arc::new(args.ledger.open_gate(policy)?);
     interrupt::listen(&gate);
+    let mut ends: Vec<Ends> = Vec::new();
+    args.ends.into_iter().for_each(|choice| {
+        if !ends.contains(&choice) {
+            ends.push(choice);
+        }
+    });
     let options = EvalOptions {
         held_out: args.held_out,
         documents: args.documents,
         context: args.context,
         seed: args.seed,
-        ends: args.ends,
+        device_budget: args.device_budget,
+        ends,
         out: args.out,
     };
     let mut shown = FitProgress::new();

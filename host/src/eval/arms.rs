@@ -35,7 +35,7 @@ impl<'a> Bench<'a> {
         gate: &'a Gate,
         device: &'a Device,
     ) -> Result<Bench<'a>, EvalError> {
-        let store = Store::new(device, None);
+        let store = Store::new(device, options.device_budget);
         let (mut offers, mut mappings) = (Vec::new(), Vec::new());
         for stored in mappers {
             let identity = stored.card().identity();
@@ -44,8 +44,6 @@ impl<'a> Bench<'a> {
                 let draft = stored.with_ends(ends.head, ends.tail)?;
                 let (pair, fit) = (draft.pair(), &stored.card().manifest().fit);
                 let offer = Offer::of(pair, device)?;
-                // What a handoff takes is measured with the weights there.
-                store.get(&offer)?;
                 let known = target.known(target.tokenizer().start(), ends.head);
                 let natively = Natively::of(pair.identity(), known);
                 let flops = FlopCount::new(target.config(), offer.flops_per_token(), options.context, &natively);
@@ -70,6 +68,8 @@ impl<'a> Bench<'a> {
             source: source.digest(),
             target: target.digest(),
             backend: device.info().backend,
+            device: format!("{}, {}", device.info().name, device.info().driver),
+            threads: rayon::current_num_threads(),
             precision: migrate::precision(source, target).to_owned(),
             context: options.context,
             mappings,
@@ -101,8 +101,15 @@ impl<'a> Bench<'a> {
             let (gate, store, pair) = (self.gate, &self.store, mapping.pair.as_str());
             let setup = Setup { gate, source, target, pair, offers, store, load_ms: 0.0 };
             let planes = target.reserve(tokens.len() + CONTINUATION);
+            // What a handoff takes is measured with the weights there.
+            store.get(offer)?;
             let clock = Instant::now();
-            let (session, receipt) = migrate::trial(&setup, tokens, Some(&document.domain), &prefilled.cache, planes)?;
+            let tried = migrate::trial(&setup, tokens, Some(&document.domain), &prefilled.cache, planes);
+            let (session, receipt) = tried.map_err(|source| EvalError::Trial {
+                mapper: format!("{}: {}, {}", mapping.pair, mapping.kind, mapping.ends),
+                document: document.id.clone(),
+                source: Box::new(source),
+            })?;
             let handoff_ms = Some(clock.elapsed().as_secs_f64() * 1e3);
             let greedy = native.quality_of_mapped(&session, tokens)?;
             self.gate.settle(receipt, &greedy)?;

@@ -41,6 +41,8 @@ pub struct EvalOptions {
     pub seed: u64,
     /// Native ends that every mapper is tried with; each pair's own where there are none.
     pub ends: Vec<Ends>,
+    /// Bytes that mappers' weights may take on the device; as many as there are where none is given.
+    pub device_budget: Option<u64>,
     /// Where results are kept as they come in.
     pub out: Option<PathBuf>,
 }
@@ -100,8 +102,15 @@ pub enum EvalError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A mapper failed.
-    #[error(transparent)]
-    Trial(Box<TrialError>),
+    #[error("{mapper}, on document {document}: {source}")]
+    Trial {
+        /// The pair, the kind, and the ends.
+        mapper: String,
+        /// The document.
+        document: String,
+        /// Why.
+        source: Box<TrialError>,
+    },
     /// What came of it can't be measured.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -138,7 +147,7 @@ macro_rules! boxed {
         }
     )*};
 }
-boxed!(Pair: PairError, Mapper: MapperError, Tokenizer: OtherTokenizer, Trial: TrialError, Gate: GateError);
+boxed!(Pair: PairError, Mapper: MapperError, Tokenizer: OtherTokenizer, Gate: GateError);
 
 /// Measures every arm on every document. `watch` is told (done, total) documents, and may answer `Break`.
 ///
@@ -152,6 +161,9 @@ pub fn evaluate(
     device: &Device,
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Results, EvalError> {
+    if let Some(path) = &options.out {
+        Log::<Measured>::check::<Subject>(path)?;
+    }
     target.tokenizer().check_sibling(source.tokenizer())?;
     mappers.iter().try_for_each(|stored| stored.card().check(source, target))?;
     check(options, mappers)?;

@@ -18,7 +18,7 @@ pub struct Results {
     pub documents: Vec<Measured>,
 }
 
-/// What was evaluated, and where. Results of equal subjects can be put together.
+/// What was evaluated, and where. Results of equal subjects can be put together, their times as far as the machine was as busy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
@@ -32,6 +32,10 @@ pub struct Subject {
     pub target: Digest,
     /// Backend of the device that mapped.
     pub backend: String,
+    /// Its name and driver: times of several machines are no one's.
+    pub device: String,
+    /// Threads that the models computed with.
+    pub threads: usize,
     /// In which numbers the models computed.
     pub precision: String,
     /// Tokens of a document's prefix.

@@ -83,10 +83,15 @@ pub enum Verdict {
     Undecided,
 }
 
+/// Fewer documents than these give no verdict: of so few, the resampled means are all on one side by chance too often (of five
+/// equal signs, once in sixteen).
+const FEWEST: usize = 6;
+
 impl Row {
     /// Whether it is surely better or worse than staying on the source.
     pub fn verdict(&self) -> Option<Verdict> {
         self.beyond_source.map(|beyond| match beyond {
+            Interval { n, .. } if n < FEWEST => Verdict::Undecided,
             Interval { high, .. } if high < 0.0 => Verdict::Better,
             Interval { low, .. } if low > 0.0 => Verdict::Worse,
             _ => Verdict::Undecided,
@@ -131,6 +136,7 @@ fn row(name: ArmName, on: On, documents: &[&Measured]) -> Option<Row> {
     let recovered: Vec<f64> = beyond(|q| q.nll_gap_nats).iter().map(|beyond| -beyond).collect();
     let gap: Vec<f64> = sources.iter().map(|q| q.nll_gap_nats).collect();
     let others = name != ArmName::Source;
+    let has_gap = Interval::of(&gap).is_some_and(|gap| gap.low > 0.0);
     let handoffs = arms.iter().map(|arm| arm.handoff_ms).collect::<Option<Vec<f64>>>();
     let ratio = |handoffs: &Vec<f64>| {
         let ratios: Vec<f64> = documents.iter().zip(handoffs).map(|(m, handoff)| m.reprefill_ms / handoff).collect();
@@ -141,7 +147,8 @@ fn row(name: ArmName, on: On, documents: &[&Measured]) -> Option<Row> {
         kl_nats: Interval::of(&each(|q| q.kl_nats))?,
         agreement: Interval::of(&each(|q| q.agreement))?,
         nll_gap_nats: Interval::of(&each(|q| q.nll_gap_nats))?,
-        gap_recovered: Interval::of_ratio(&recovered, &gap).filter(|_| others),
+        // Where the source is the better of the two there is no gap that could be recovered.
+        gap_recovered: Interval::of_ratio(&recovered, &gap).filter(|_| others && has_gap),
         beyond_source: Interval::of(&beyond(|q| q.kl_nats)).filter(|_| others),
         handoff_ms: handoffs.as_ref().and_then(|handoffs| median(handoffs)),
         speed_up: handoffs.as_ref().and_then(ratio),
@@ -208,6 +215,8 @@ mod tests {
                 source: digest,
                 target: digest,
                 backend: "cpu".into(),
+                device: "one".into(),
+                threads: 1,
                 precision: "exact".into(),
                 context: 64,
                 mappings: vec![mapping],
@@ -219,18 +228,27 @@ mod tests {
     #[test]
     fn a_mapper_is_held_against_the_source_document_by_document() {
         // Means differ by little and spread a lot; paired, the mapper is better on every document of code.
-        let results = results(&[("code", 1.0, 0.9), ("code", 2.0, 1.8), ("code", 3.0, 2.7), ("wiki", 0.1, 0.3)]);
+        let code = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|kl| ("code", kl, 0.9 * kl));
+        let wiki = [0.1, 0.2, 0.1, 0.3, 0.2, 0.1].map(|kl| ("wiki", kl, 3.0 * kl));
+        let few = [("prose", 1.0, 0.9); 5];
+        let results = results(&[&code[..], &wiki, &few].concat());
         let domains = summarise(&results, On::Greedy);
-        let verdicts: Vec<_> = domains.iter().map(|d| (d.domain.as_str(), d.n, d.rows[3].verdict())).collect();
-        let expected = [("code", 3, Some(Verdict::Better)), ("wiki", 1, Some(Verdict::Worse))];
-        assert_eq!(verdicts[..2], expected);
-        assert_eq!((verdicts[2].0, verdicts[2].1), (ALL, 4));
+        let verdicts: Vec<_> = domains.iter().map(|d| (d.domain.as_str(), d.n, d.rows[3].verdict().unwrap())).collect();
+        let expected = [("code", 6, Verdict::Better), ("wiki", 6, Verdict::Worse), ("prose", 5, Verdict::Undecided)];
+        assert_eq!(verdicts[..3], expected);
+        assert_eq!((verdicts[3].0, verdicts[3].1), (ALL, 17));
         let code = &domains[0].rows;
         assert_eq!(code[0].verdict(), None, "the source is not better than itself");
         assert_eq!(code[2].arm, ArmName::EndsOnly(Ends { head: 1, tail: 8 }));
         let mapped = &code[3];
         assert!((mapped.gap_recovered.unwrap().mean - 0.1).abs() < 1e-12);
-        assert_eq!((mapped.handoff_ms, mapped.speed_up), (Some(11.0), Some(100.0 / 11.0)));
+        assert_eq!(mapped.handoff_ms, Some(12.5));
+    }
+
+    #[test]
+    fn there_is_no_gap_to_recover_from_a_better_source() {
+        let domains = summarise(&results(&[("code", -1.0, 0.5), ("code", -1.1, 0.6)]), On::Greedy);
+        assert_eq!(domains[0].rows[3].gap_recovered, None);
     }
 
     #[test]

@@ -101,12 +101,9 @@ impl Ablation<'_> {
                         anew = fitted;
                         &anew
                     }
-                    // Fewer rows than features may leave no solution, and one sequence nothing to hold out: a result as well, and no arm.
-                    Err(FitError::Linalg(_) | FitError::Mlp(MlpError::TooFewSequences { .. }))
-                        if recipe.part.is_some() =>
-                    {
-                        continue;
-                    }
+                    // Fewer rows than features, or no penalty, may leave no solution, and one sequence nothing to hold out: a result as well,
+                    // and no arm.
+                    Err(FitError::Linalg(_) | FitError::Mlp(MlpError::TooFewSequences { .. })) => continue,
                     Err(error) => return Err(error),
                 },
             };
@@ -170,7 +167,9 @@ impl Ablation<'_> {
     /// Parts of the calibration sequences: a tenth, each domain alone where there are several, disjoint draws.
     fn parts(&self) -> Vec<(String, Vec<usize>)> {
         let all = self.rows.chunks();
-        let every = |n: usize, from: usize| (0..all).filter(|i| i % n == from).collect::<Vec<usize>>();
+        // Counted within its domain, since the domains take turns: every n-th sequence of all could be of one domain alone.
+        let number = |i: usize| self.plan.domains[..i].iter().filter(|domain| **domain == self.plan.domains[i]).count();
+        let every = |n: usize, from: usize| (0..all).filter(|&i| number(i) % n == from).collect::<Vec<usize>>();
         let mut parts = vec![(format!("1/{STARVED} of the rows"), every(STARVED, 0))];
         let mut domains = self.plan.domains.clone();
         domains.sort();

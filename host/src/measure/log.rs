@@ -1,8 +1,8 @@
 //! Measurements as they come in: one line a document, so that an interrupted command need not measure again.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -37,6 +37,18 @@ pub enum LogError {
         /// The file.
         file: PathBuf,
     },
+    /// It is no file that lines could be kept in.
+    #[error("{}: is no regular file; choose another place", file.display())]
+    NoFile {
+        /// What is there.
+        file: PathBuf,
+    },
+    /// Somebody else is writing it.
+    #[error("{}: another process keeps its measurements there; wait for it, or choose another place", file.display())]
+    Busy {
+        /// The file.
+        file: PathBuf,
+    },
     /// The log is of something else.
     #[error("{}: is of other models, texts or settings than these; remove it, or choose another file", file.display())]
     OfAnother {
@@ -54,7 +66,8 @@ pub(crate) enum OfAnother {
     Kept,
 }
 
-/// Entries so far, and the file they are kept in. Its first line is what they are about, the subject.
+/// Entries so far, and the file they are kept in, which nobody else writes meanwhile. Its first line is what they are about, the
+/// subject.
 #[derive(Debug)]
 pub(crate) struct Log<E> {
     path: PathBuf,
@@ -65,7 +78,13 @@ pub(crate) struct Log<E> {
 impl<E: Serialize + DeserializeOwned> Log<E> {
     /// Whether what is at `path` may become a log; nothing is changed.
     pub(crate) fn check<S: DeserializeOwned>(path: &Path) -> Result<(), LogError> {
-        read::<S, E>(path).map(drop)
+        match fs::metadata(path) {
+            Ok(found) if !found.is_file() => return Err(LogError::NoFile { file: path.to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            _ => {}
+        }
+        let bytes = fs::read(path).map_err(|source| LogError::Read { file: path.to_owned(), source })?;
+        parse::<S, E>(&bytes).map(drop).map_err(|Foreign| LogError::Foreign { file: path.to_owned() })
     }
 
     /// Opens the log of `subject`. A line that an interrupt cut short is dropped, and what stands behind it.
@@ -74,21 +93,32 @@ impl<E: Serialize + DeserializeOwned> Log<E> {
         S: Serialize + DeserializeOwned + PartialEq,
     {
         let failed = |source| LogError::Write { file: path.to_owned(), source };
-        let entries = match read::<S, E>(path)? {
-            Some((found, entries)) if found == *subject => entries,
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(LogError::NoFile { file: path.to_owned() });
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LogError::Busy { file: path.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|source| LogError::Read { file: path.to_owned(), source })?;
+        let found = parse::<S, E>(&bytes).map_err(|Foreign| LogError::Foreign { file: path.to_owned() })?;
+        let (entries, length) = match found {
+            Some(Parsed { subject: found, entries, length }) if found == *subject => (entries, length),
             Some(_) if of_another == OfAnother::Kept => {
                 return Err(LogError::OfAnother { file: path.to_owned() });
             }
-            _ => Vec::new(),
+            _ => (Vec::new(), 0),
         };
-        let mut text = line(subject);
-        entries.iter().for_each(|entry| text.push_str(&line(entry)));
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut draft = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
-        draft.write_all(text.as_bytes()).map_err(failed)?;
-        draft.persist(path).map_err(|error| failed(error.error))?;
-        let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
-        Ok(Log { path: path.to_owned(), file, entries })
+        let mut log = Log { path: path.to_owned(), file, entries };
+        log.cut(length).map_err(failed)?;
+        if length == 0 {
+            log.append(&line(subject))?;
+        }
+        Ok(log)
     }
 
     /// What is in it, in the order of the measurements.
@@ -98,10 +128,24 @@ impl<E: Serialize + DeserializeOwned> Log<E> {
 
     /// Adds one.
     pub(crate) fn push(&mut self, entry: E) -> Result<(), LogError> {
-        let written = self.file.write_all(line(&entry).as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|source| LogError::Write { file: self.path.clone(), source })?;
+        self.append(&line(&entry))?;
         self.entries.push(entry);
         Ok(())
+    }
+
+    /// A line that does not fit is taken back: a part of it at the beginning would be taken for somebody else's file.
+    fn append(&mut self, line: &str) -> Result<(), LogError> {
+        let written = self.file.stream_position().and_then(|start| {
+            let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
+            written.inspect_err(|_| drop(self.cut(start)))
+        });
+        written.map_err(|source| LogError::Write { file: self.path.clone(), source })
+    }
+
+    /// Drops what lies behind `length` bytes, and goes on there.
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)?;
+        self.file.seek(SeekFrom::Start(length)).map(drop)
     }
 }
 
@@ -110,26 +154,32 @@ fn line<T: Serialize>(value: &T) -> String {
     format!("{json}\n")
 }
 
-/// The subject of the log at `path` and its entries; none where there is no file, or an empty one.
-fn read<S: DeserializeOwned, E: DeserializeOwned>(path: &Path) -> Result<Option<(S, Vec<E>)>, LogError> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(LogError::Read { file: path.to_owned(), source }),
-    };
-    let mut lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let Some(first) = lines.next() else { return Ok(None) };
-    let Ok(subject) = serde_json::from_slice::<S>(first) else {
-        return Err(LogError::Foreign { file: path.to_owned() });
-    };
-    let mut entries = Vec::new();
-    for line in lines {
-        match serde_json::from_slice(line) {
-            Ok(entry) => entries.push(entry),
-            Err(_) => break,
-        }
+/// What a log holds.
+struct Parsed<S, E> {
+    subject: S,
+    entries: Vec<E>,
+    /// Bytes of its whole lines.
+    length: u64,
+}
+
+/// What begins like no log.
+struct Foreign;
+
+/// The whole lines of a log; none of an empty one.
+fn parse<S: DeserializeOwned, E: DeserializeOwned>(bytes: &[u8]) -> Result<Option<Parsed<S, E>>, Foreign> {
+    if bytes.is_empty() {
+        return Ok(None);
     }
-    Ok(Some((subject, entries)))
+    let mut lines = bytes.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"));
+    let first = lines.next().ok_or(Foreign)?;
+    let subject = serde_json::from_slice(first).map_err(|_| Foreign)?;
+    let mut parsed = Parsed { subject, entries: Vec::new(), length: first.len() as u64 };
+    for line in lines {
+        let Ok(entry) = serde_json::from_slice(line) else { break };
+        parsed.entries.push(entry);
+        parsed.length += line.len() as u64;
+    }
+    Ok(Some(parsed))
 }
 
 #[cfg(test)]
@@ -184,6 +234,19 @@ mod tests {
         assert!(matches!(error, LogError::Write { .. }), "{error}");
         assert!(error.to_string().contains("/dev/full: can't be written") && error.to_string().contains("make room"));
         assert_eq!(log.entries, [1]);
+    }
+
+    #[test]
+    fn a_log_is_written_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut log = open(&path, "a", OfAnother::Kept).unwrap();
+        assert!(matches!(open(&path, "a", OfAnother::Kept), Err(LogError::Busy { .. })));
+        log.push(("one".to_owned(), None)).unwrap();
+        drop(log);
+        assert_eq!(open(&path, "a", OfAnother::Kept).unwrap().entries().len(), 1);
+        assert!(open(folder.path(), "a", OfAnother::Kept).is_err());
+        assert!(matches!(Log::<Entry>::check::<Vec<String>>(folder.path()), Err(LogError::NoFile { .. })));
     }
 
     #[test]
