@@ -222,11 +222,29 @@ fn check(options: &FitOptions, source: &Model, target: &Model) -> Result<(), Fit
         let expected = format!("at most {most}, one less than {} has", target.name());
         return Err(FitError::Setting { field: "native-layers", found: options.native_layers.to_string(), expected });
     }
+    let most = most_columns(options, source, target);
+    if let Some(rank) = options.rank.filter(|&rank| rank > most) {
+        let expected = format!("at most {most}: there are no more features, or no more to predict");
+        return Err(FitError::Setting { field: "rank", found: rank.to_string(), expected });
+    }
+    if let MapperKind::Mlp(settings) = &options.mapper {
+        let features = options.k.or(options.max_k).unwrap_or(layers).min(layers) * source.layout().width();
+        let widest = if options.sweep { settings.width.saturating_mul(2) } else { settings.width };
+        mlp::check_width(widest, features, target.layout().head_dim)?;
+    }
     if options.out.exists() {
         return Err(PairError::Exists(options.out.clone()).into());
     }
     Log::<Entry>::check::<Subject>(&options.evidence_log())?;
     Ok(target.tokenizer().check_sibling(source.tokenizer())?)
+}
+
+/// Columns that a projection can have at most: it has no more than its features, nor than what is predicted.
+fn most_columns(options: &FitOptions, source: &Model, target: &Model) -> usize {
+    let sides = if options.joint { 2 } else { 1 };
+    let (from, to) = (source.layout(), target.layout());
+    let hidden = if options.native_layers > 0 { target.config().hidden } else { 0 };
+    (sides * from.layers * from.width() + hidden).min(sides * (to.layers - options.native_layers) * to.width())
 }
 
 /// What is fitted, and how it was chosen where it was not given.
@@ -271,6 +289,7 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
         Some(rank) if options.sweep => vec![Some(rank.div_ceil(2)), Some(rank), Some(2 * rank)],
         rank => vec![rank],
     };
+    let most = most_columns(options, source, target);
     // Networks have no λ: it is the ridge's that stands in for them where k is chosen.
     let chooses_lambda = options.sweep && !matches!(options.mapper, MapperKind::Mlp(_));
     let factors: &[f64] = if chooses_lambda { &[0.01, 0.1, 1.0, 10.0] } else { &[1.0] };
@@ -278,6 +297,10 @@ fn candidates(options: &FitOptions, scores: &Scores, source: &Model, target: &Mo
     let mut candidates = Vec::new();
     for &k in &ks {
         for &rank in &ranks {
+            // Twice the given rank may be more than there is.
+            if rank.is_some_and(|rank| rank > most) {
+                continue;
+            }
             let layers = (options.native_layers..target.layout().layers).map(|layer| scores.top(layer, k)).collect();
             let design = Design {
                 native_layers: options.native_layers,

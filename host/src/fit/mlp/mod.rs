@@ -230,7 +230,17 @@ pub(crate) fn group(heads: usize, inputs: usize, width: usize, outputs: usize) -
 
 /// Bytes of one head's largest tensor.
 fn head_bytes(inputs: usize, width: usize, outputs: usize) -> usize {
-    (4 * width).saturating_mul(inputs.max(width).max(outputs))
+    width.saturating_mul(4).saturating_mul(inputs.max(width).max(outputs))
+}
+
+/// Whether one head's tensors stay below what a binding may hold.
+pub(super) fn check_width(width: usize, features: usize, outputs: usize) -> Result<(), FitError> {
+    if head_bytes(features, width, outputs) <= LARGEST_TENSOR {
+        return Ok(());
+    }
+    let largest = LARGEST_TENSOR >> 20;
+    let expected = format!("a width at which one head's weights of {features} features take at most {largest} MiB");
+    Err(FitError::Setting { field: "width", found: width.to_string(), expected })
 }
 
 /// Trains the last `selection.len()` layers of the target (the ones before are native), each from its source layers. Finished
@@ -252,11 +262,7 @@ pub fn fit(
     let shape = rows.shape();
     let first = shape.target.layers.checked_sub(selection.len()).expect("no more layers than the target has");
     let widest = selection.iter().map(Vec::len).max().unwrap_or(0) * shape.source.width();
-    if head_bytes(widest, settings.width, shape.target.head_dim) > LARGEST_TENSOR {
-        let (found, largest) = (settings.width.to_string(), LARGEST_TENSOR >> 20);
-        let expected = format!("a width at which one head's weights of {widest} features take at most {largest} MiB");
-        return Err(FitError::Setting { field: "width", found, expected });
-    }
+    check_width(settings.width, widest, shape.target.head_dim)?;
     let split = Split::draw(rows, settings.seed)?;
     let kept = Kept::new(kept, rows.digest(), settings);
     let mut layers = Vec::new();
