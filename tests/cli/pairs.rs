@@ -46,6 +46,21 @@ fn the_bundled_pair_has_a_name() {
     assert_eq!((other["decision"].as_str(), other["reason"].as_str()), (Some("reprefill"), Some("mismatch")));
 }
 
+#[test]
+fn a_misspelt_bundled_pair_is_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["run", "--pair", "bundled:nope"][..], &["eval", "--pair", "bundled:nope", "--held-out", "x.txt"]]
+    {
+        let output = kvmig(folder.path()).args(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            stderr(&output).contains("there are bundled:medium-large, bundled:large-medium"),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
 /// What is kept of compiled modules saves time, and is worth no refusal.
 #[test]
 fn a_pair_is_shown_without_a_folder_for_compiled_modules() {

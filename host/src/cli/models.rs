@@ -3,7 +3,10 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{
+    Args, ValueEnum,
+    builder::{OsStringValueParser, TypedValueParser as _, ValueParser, ValueParserFactory},
+};
 
 use crate::{
     bundled::{BundledPair, Member},
@@ -102,10 +105,11 @@ impl PairArg {
     pub(super) const DEFAULT: PairArg = PairArg::Bundled(BundledPair::MediumLarge);
 }
 
-impl From<OsString> for PairArg {
-    fn from(text: OsString) -> PairArg {
-        let bundled = text.to_str().and_then(BundledPair::from_name);
-        bundled.map_or_else(|| PairArg::Folder(text.into()), PairArg::Bundled)
+impl ValueParserFactory for PairArg {
+    type Parser = ValueParser;
+
+    fn value_parser() -> ValueParser {
+        ValueParser::new(OsStringValueParser::new().try_map(PairArg::parse))
     }
 }
 
@@ -119,6 +123,18 @@ impl std::fmt::Display for PairArg {
 }
 
 impl PairArg {
+    /// A name that begins as those of bundled pairs do is no folder's.
+    fn parse(text: OsString) -> Result<PairArg, String> {
+        match text.to_str().map(|name| (name, BundledPair::from_name(name))) {
+            Some((_, Some(pair))) => Ok(PairArg::Bundled(pair)),
+            Some((name, None)) if name.starts_with("bundled:") => {
+                let names: Vec<_> = BundledPair::ALL.iter().map(|pair| pair.name()).collect();
+                Err(format!("no such bundled pair; there are {}", names.join(", ")))
+            }
+            _ => Ok(PairArg::Folder(text.into())),
+        }
+    }
+
     /// Reads its cards.
     pub(super) fn open(&self) -> Result<Cards, PairError> {
         match self {
