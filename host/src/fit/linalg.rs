@@ -1,6 +1,6 @@
 //! Dense f64 linear algebra of the fit: a recursive Cholesky factorisation and solves with many right-hand sides.
 //!
-//! Everything of order n³ goes through `kvmig-gemm`; what remains is of order n² times [`LEAF`], and vectorised.
+//! Everything of order n³ goes through `kvmig-gemm`; what remains is of order n² times `LEAF`, and vectorised.
 
 use kvmig_gemm::widest;
 
